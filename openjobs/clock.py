@@ -1,0 +1,60 @@
+"""Time as an argument: the core never asks the operating system for it directly.
+
+A frozen `datetime` (freezegun) does not freeze every thread, and a wall clock may jump a day, so
+durations always come from `monotonic`, and `now` is used only for what is written down.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now(self) -> datetime:
+        """The wall clock, UTC, whole milliseconds (what a row can hold)."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+        ...
+
+    def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
+        """Block until `event` is set (True) or `timeout_s` have passed on this clock (False)."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now(self) -> datetime:
+        return in_milliseconds(datetime.now(UTC))
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
+        return event.wait(timeout_s)
+
+
+def in_milliseconds(when: datetime) -> datetime:
+    return when.replace(microsecond=when.microsecond // 1000 * 1000)
+
+
+def to_text(when: datetime) -> str:
+    """ISO-8601, UTC, three decimals, `Z`: the one form in which times are stored."""
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{when.microsecond // 1000:03d}Z"
+
+
+def from_text(text: str) -> datetime:
+    """Raises ValueError when `text` is not an ISO-8601 time with a zone."""
+    when = datetime.fromisoformat(text)
+    if when.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return when.astimezone(UTC)
+
+
+def to_epoch_ms(when: datetime) -> int:
+    return round(when.timestamp() * 1000)

@@ -1,0 +1,7 @@
+"""The few effects that everything durable is made of."""
+
+from .disk import Disk
+from .lease import Lease, is_held
+from .lock import FileLock
+
+__all__ = ["Disk", "FileLock", "Lease", "is_held"]

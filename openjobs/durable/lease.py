@@ -1,0 +1,87 @@
+"""Leases: a file whose flock says "this one is alive".
+
+Made under a temporary name, locked, and only then renamed to its own name, so that nobody ever
+sees a lease that is not held although its owner lives. A lease is never unlinked while locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from ..errors import Bug
+from .disk import Disk
+from .lock import FileLock
+
+
+class Lease:
+    """The lease of one live runner or supervisor, held from `acquire` to `release`."""
+
+    def __init__(self, directory: Path, name: str, disk: Disk) -> None:
+        self.path = directory / name
+        self._disk = disk
+        self._lock: FileLock | None = None
+
+    def acquire(self) -> None:
+        self._disk.make_dirs(self.path.parent)
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        lock = FileLock(temporary, self._disk)
+        if not lock.try_acquire():
+            raise Bug(f"the lease {self.path.name} is taken although its name is new")
+        try:
+            self._disk.rename(temporary, self.path)
+            self._disk.sync_dir(self.path.parent)
+        except BaseException:
+            lock.release()
+            with contextlib.suppress(OSError):
+                self._disk.unlink(temporary)
+            raise
+        self._lock = lock
+
+    @property
+    def held(self) -> bool:
+        return self._lock is not None and self._lock.held
+
+    def release(self) -> None:
+        """Give it up; the file stays until who cleans up removes it (`remove_if_free`)."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def is_held(directory: Path, name: str) -> bool:
+    """Whether a live process holds that lease. Tests with a shared lock, which never disturbs the owner.
+
+    A missing file means not held: its owner made it before anything could name it.
+    """
+    try:
+        fd = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def remove_if_free(directory: Path, name: str, disk: Disk) -> bool:
+    """Remove a dead owner's lease. True when it is gone."""
+    try:
+        fd = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(directory / name)
+        return True
+    finally:
+        os.close(fd)

@@ -1,0 +1,78 @@
+"""Locks between processes, by flock.
+
+The kernel gives a flock back when its last descriptor closes, so a killed process never leaves one
+behind. A forked child inherits the descriptor and would keep the lock alive: every descriptor here
+is closed in the child (closed, never unlocked: unlocking would take the parent's lock away).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import weakref
+
+from .disk import AnyPath, Disk
+
+_open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
+_guard = threading.Lock()
+
+
+class FileLock:
+    """An exclusive lock on a file that stays where it is.
+
+    Guarantees: at most one holder on this machine, threads of one process included.
+    Assumptions: a local file system; the file is never unlinked while somebody may hold it.
+    """
+
+    def __init__(self, path: AnyPath, disk: Disk) -> None:
+        self.path = path
+        self._disk = disk
+        self._fd: int | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._fd is not None
+
+    def try_acquire(self) -> bool:
+        """True when the lock is ours now; False when somebody (we, too) has it. Never waits."""
+        if self._fd is not None:
+            return False
+        fd = self._disk.open_update(self.path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except BaseException:
+            os.close(fd)
+            raise
+        with _guard:
+            self._fd = fd
+            _open_locks.add(self)
+        return True
+
+    def release(self) -> None:
+        with _guard:
+            fd, self._fd = self._fd, None
+            _open_locks.discard(self)
+        if fd is not None:
+            os.close(fd)
+
+    def _forget_in_child(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _after_fork_in_child() -> None:
+    global _guard
+    _guard = threading.Lock()
+    for lock in list(_open_locks):
+        lock._forget_in_child()
+    _open_locks.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,157 @@
+"""Every error that openjobs raises on purpose.
+
+The docstring of a class is its default message; the facts are attributes. A durable call ends in
+one of three ways, and each has its type: it returns (done), it raises a `Refused` (nothing
+changed), or it raises `OutcomeUnknown` (look before trying again; a retry with the same id is safe).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class OpenJobsError(Exception):
+    """Something went wrong in openjobs."""
+
+    def __init__(self, message: str | None = None, **facts: Any) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip().splitlines()[0])
+        for name, value in facts.items():
+            setattr(self, name, value)
+
+
+# --- what was asked for cannot be done; nothing changed -------------------------------------------
+
+
+class Refused(OpenJobsError):
+    """The request was refused and nothing changed."""
+
+
+class InvalidInput(Refused, ValueError):
+    """A value is not of the form it must have."""
+
+
+class InvalidSessionId(InvalidInput):
+    """A session id is 1 to 64 ASCII letters, digits, '-', '_' or '.', not starting with '.' or '-' and not ending with '.lock'."""
+
+
+class InvalidWorkers(InvalidInput):
+    """The number of workers must be a whole number from 1 to 1024."""
+
+
+class InvalidConfiguration(InvalidInput):
+    """The configuration file has a value that cannot be used."""
+
+
+class NotFound(Refused, LookupError):
+    """There is nothing by that id."""
+
+    #: ids that were close, newest first; may be empty
+    candidates: Sequence[str] = ()
+
+
+class UnknownSession(NotFound):
+    """There is no session by that id."""
+
+
+class UnknownJob(NotFound):
+    """There is no job by that id."""
+
+
+class UnknownNode(NotFound):
+    """The session has no message by that id."""
+
+
+class UnknownAgent(NotFound):
+    """No profile has that name."""
+
+
+class AmbiguousId(NotFound):
+    """The id is the beginning of more than one id."""
+
+
+class InvalidTransition(Refused):
+    """The job is not in a state in which this can happen to it."""
+
+    #: the status the job has, as text
+    status: str = ""
+
+
+class IdempotencyConflict(Refused):
+    """The same idempotency key came before with another request."""
+
+    #: the job or task that the key belongs to
+    first_id: str = ""
+
+
+class JobExists(Refused):
+    """A job by that id exists already; job ids are never reused."""
+
+
+class SessionExists(Refused):
+    """A session by that id (letter case apart) exists already."""
+
+
+class ParentFinished(Refused):
+    """The parent job is cancelled or finished and takes no more children."""
+
+
+class SessionBusy(Refused, TimeoutError):
+    """Another program holds the session's lock; nothing was written. Try again."""
+
+
+class RepositoryRefused(Refused):
+    """The directory is not a repository that openjobs writes to; it was left as it was."""
+
+
+class StoreWriteFailed(Refused, OSError):
+    """The store could not be written; nothing changed."""
+
+
+class Closed(Refused):
+    """The runner or store is closed."""
+
+
+class ForkedProcess(Refused):
+    """This object belongs to the parent process; open the store again after a fork."""
+
+
+# --- what is there cannot be read ------------------------------------------------------------------
+
+
+class Damaged(OpenJobsError):
+    """Stored data is damaged; it was left as it was. Run `openjobs fsck`."""
+
+    #: the file or path in the repository
+    path: str = ""
+    #: where in it, in bytes, or None
+    offset: int | None = None
+
+
+class UnknownStatus(Damaged):
+    """A row has a status that this version does not know."""
+
+    #: the status as it stands in the row
+    status: str = ""
+
+
+class NewerFormat(Damaged):
+    """The data was written by a newer version of openjobs."""
+
+
+# --- it may or may not have happened ----------------------------------------------------------------
+
+
+class OutcomeUnknown(OpenJobsError):
+    """The write failed after its last step had begun; it may or may not be durable. Retry with the same id."""
+
+
+# --- conditions ---------------------------------------------------------------------------------------
+
+
+class CancelledError(OpenJobsError):
+    """The job was asked to stop."""
+
+
+class Bug(OpenJobsError):
+    """openjobs broke one of its own rules; please report it."""

@@ -1,0 +1,131 @@
+"""The same repository in memory: for unit tests, and for hosts that want no trail."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+import attrs
+
+from ..errors import Damaged, Refused
+from .base import Change, CommitInfo, Outcome, Transaction, View
+from .message import clean_subject, clean_trailers
+
+AUTHOR = "openjobs <openjobs@localhost>"
+
+
+@attrs.frozen(slots=True)
+class _Commit:
+    info: CommitInfo
+    files: Mapping[str, bytes]
+
+
+class _MemoryView:
+    def __init__(self, commit_id: str | None, files: Mapping[str, bytes]) -> None:
+        self.commit_id = commit_id
+        self._files = files
+
+    def read(self, path: str) -> bytes | None:
+        return self._files.get(path)
+
+    def version(self, path: str) -> str | None:
+        data = self._files.get(path)
+        if data is not None:
+            return hashlib.sha1(data).hexdigest()
+        below = [(p, d) for p, d in self._files.items() if p.startswith(path + "/")]
+        if not below:
+            return None
+        return hashlib.sha1(repr(sorted((p, hashlib.sha1(d).digest()) for p, d in below)).encode()).hexdigest()
+
+    def names(self, directory: str) -> Sequence[str]:
+        prefix = directory + "/" if directory else ""
+        return sorted({p[len(prefix) :].split("/", 1)[0] for p in self._files if p.startswith(prefix)})
+
+
+class MemoryRepository:
+    """Guarantees: what `transact` returned is seen by every later `view`; views never change.
+    The lock protects the list of commits; a view holds its own mapping and needs none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._commits: dict[str, _Commit] = {}
+        self._head: str | None = None
+
+    def view(self) -> View:
+        with self._lock:
+            return self._view_at(self._head)
+
+    def _view_at(self, commit_id: str | None) -> _MemoryView:
+        return _MemoryView(commit_id, self._commits[commit_id].files if commit_id else {})
+
+    def transact(
+        self,
+        transactions: Sequence[Transaction],
+        *,
+        before_publish: Callable[[], None] | None = None,
+        now: datetime | None = None,
+    ) -> list[Outcome]:
+        now = now or datetime.now(UTC)
+        with self._lock:
+            made: dict[str, _Commit] = {}
+            head = self._head
+            files: Mapping[str, bytes] = self._commits[head].files if head else {}
+            outcomes: list[Outcome] = []
+            for transaction in transactions:
+                try:
+                    change = transaction(_MemoryView(head, files))
+                except (Refused, Damaged) as error:
+                    outcomes.append(Outcome(error=error))
+                    continue
+                if change is None:
+                    outcomes.append(Outcome(commit_id=head))
+                    continue
+                commit = self._commit(change, head, files, now)
+                made[commit.info.commit_id] = commit
+                head, files = commit.info.commit_id, commit.files
+                outcomes.append(Outcome(commit_id=head))
+            if before_publish is not None:
+                before_publish()
+            self._commits.update(made)
+            self._head = head
+            return outcomes
+
+    def _commit(self, change: Change, parent: str | None, files: Mapping[str, bytes], now: datetime) -> _Commit:
+        after = dict(files)
+        for path, data in change.files.items():
+            if data is None:
+                after.pop(path, None)
+            else:
+                after[path] = data
+        subject, trailers = clean_subject(change.subject), clean_trailers(change.trailers)
+        digest = hashlib.sha1(repr((parent, subject, trailers, now, len(self._commits), sorted(change.files))).encode())
+        for path in sorted(change.files):
+            digest.update(change.files[path] or b"")
+        info = CommitInfo(
+            commit_id=digest.hexdigest(),
+            parents=(parent,) if parent else (),
+            subject=subject,
+            trailers=trailers,
+            time=now,
+            author=AUTHOR,
+        )
+        return _Commit(info, after)
+
+    def republish(self) -> None:
+        """Nothing to do: memory has no barrier."""
+
+    def log(self, *, start: str | None = None, paths: Sequence[str] = ()) -> Iterator[CommitInfo]:
+        with self._lock:
+            commits, at = dict(self._commits), start or self._head
+        while at is not None:
+            commit = commits[at]
+            parent = commit.info.parents[0] if commit.info.parents else None
+            before = commits[parent].files if parent else {}
+            if not paths or any(before.get(p) != commit.files.get(p) for p in paths):
+                yield commit.info
+            at = parent
+
+    def close(self) -> None:
+        """Nothing to give back."""
