@@ -7,6 +7,8 @@ what that function returns. Source: spec 003, D1 (fields), D2 (states), D5 (canc
 from __future__ import annotations
 
 import enum
+import hashlib
+import json
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -316,6 +318,24 @@ def subject_of(description: str, prompt: str) -> str:
     """One line for lists: the description, or else the prompt's first words."""
     line = " ".join((description or prompt).split())
     return line if len(line) <= SUBJECT_LIMIT_CHARS else line[: SUBJECT_LIMIT_CHARS - 1] + "…"
+
+
+def request_digest(request: SpawnRequest) -> str:
+    """What makes two requests the same: everything that is asked for but the id, `env` and `cwd`."""
+    asked = [
+        request.prompt,
+        request.description,
+        request.parent_session_id,
+        request.agent_id,
+        str(request.context_mode),
+        request.parent_msg_id,
+        request.parent_job_id,
+        request.caller_session_id,
+        request.timeout_s,
+        request.foreground,
+        dict(request.metadata) if request.metadata is not None else None,
+    ]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def check_metadata(encoded: bytes) -> None:
