@@ -1,0 +1,71 @@
+"""What can be done with this project, one session each: `nox -s NAME`, arguments after `--`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+
+nox.options.sessions = ["tests", "lint", "typing", "docs"]
+nox.options.reuse_venv = "yes"
+nox.options.error_on_external_run = True
+
+
+def install(session: nox.Session, *groups: str, extras: str = "") -> None:
+    """The package itself, as a user gets it but editable, and what the named groups list."""
+    session.install("-e", f".{extras}", *nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Every test but the benchmarks."""
+    install(session, "tests")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Rules and format."""
+    session.install(*nox.project.dependency_groups(PYPROJECT, "lint"))
+    session.run("ruff", "check", "--no-cache", ".", *session.posargs)
+    session.run("ruff", "format", "--no-cache", "--check", ".")
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """mypy, strict, as on Linux and as on macOS."""
+    install(session, "typing")
+    for platform in ("linux", "darwin"):
+        session.run("mypy", f"--platform={platform}", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Every link and every file that the documentation names exists; every example says what it does."""
+    install(session, "tests")
+    session.run("pytest", "tests/unit/test_docs.py", *session.posargs)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The main job, as the README shows it."""
+    install(session)
+    session.run("openjobs", "demo", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Every benchmark, or those named after `--`; each prints its figures."""
+    install(session, "tests")
+    chosen = session.posargs or sorted(str(path) for path in Path("tests/benchmarks").glob("bench_*.py"))
+    for path in chosen:
+        session.run("python", path)
+
+
+@nox.session
+def chaos(session: nox.Session) -> None:
+    """The robustness shelf with many more rounds of each kill, fault and interleaving."""
+    install(session, "tests")
+    session.run("pytest", "tests/robustness", "--timeout=3600", *session.posargs, env={"OPENJOBS_CHAOS": "1"})
