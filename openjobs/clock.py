@@ -53,7 +53,10 @@ def from_text(text: str) -> datetime:
     when = datetime.fromisoformat(text)
     if when.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
-    return when.astimezone(UTC)
+    try:
+        return when.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{text!r} is outside the years 1 to 9999") from None
 
 
 def to_epoch_ms(when: datetime) -> int:

@@ -32,7 +32,7 @@ class InvalidInput(Refused, ValueError):
 
 
 class InvalidSessionId(InvalidInput):
-    """A session id is 1 to 64 ASCII letters, digits, '-', '_' or '.', not starting with '.' or '-' and not ending with '.lock'."""
+    """A session id is 1 to 64 of ASCII letters, digits, '-', '_', '.'; no '.' or '-' first, no '.lock' last."""
 
 
 class InvalidWorkers(InvalidInput):
@@ -144,6 +144,53 @@ class NewerFormat(Damaged):
 
 class OutcomeUnknown(OpenJobsError):
     """The write failed after its last step had begun; it may or may not be durable. Retry with the same id."""
+
+
+# --- files of ours (ledgers, run logs) ---------------------------------------------------------------
+
+
+class FileRefused(Refused):
+    """What stands there is no file of ours (a link, a special file, wrong owner or permissions); it was left as it was."""
+
+    #: what was looked at
+    path: str = ""
+    code = "FILE_REFUSED"
+
+
+class LogBusy(Refused):
+    """Another writer has this run's log."""
+
+    code = "LOG_BUSY"
+
+
+class LogCheckpointMissing(Refused):
+    """The log has bytes but no checkpoint: how much of the run's output is in it is unknown. It was left as it was."""
+
+    code = "LOG_CHECKPOINT_MISSING"
+
+
+class LogCompletionUnknown(Refused):
+    """Nothing proves that this log is, or ever will be, complete; read it without following."""
+
+    code = "LOG_COMPLETION_UNKNOWN"
+
+
+class LogCompleted(Refused):
+    """The log is complete and takes nothing more."""
+
+    code = "LOG_COMPLETED"
+
+
+class LogStateInvalid(Damaged):
+    """The log and its checkpoint disagree, or the checkpoint cannot be read; both were left as they were."""
+
+    code = "LOG_STATE_INVALID"
+
+
+class SourceMismatch(Refused):
+    """The source is not the run of this log, or contradicts what it said before; nothing of that was written."""
+
+    code = "LOG_SOURCE_MISMATCH"
 
 
 # --- conditions ---------------------------------------------------------------------------------------

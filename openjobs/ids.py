@@ -50,7 +50,8 @@ def check_job_id(text: str) -> str:
 def check_node_id(text: str) -> str:
     if not isinstance(text, str) or not _NODE.match(text):
         raise InvalidInput(
-            f"{text!r} cannot be a message id: 1 to 128 ASCII letters, digits or one of '_.:@-', starting with a letter, digit or '_'"
+            f"{text!r} cannot be a message id: 1 to 128 ASCII letters, digits or one of '_.:@-', "
+            "starting with a letter, digit or '_'"
         )
     return text
 

@@ -1,0 +1,78 @@
+"""What holds for every test: a clean environment at its start, and nothing left behind at its end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from .support import FakeClock
+from .support.leaks import Snapshot, settled
+
+CHAOS = os.environ.get("OPENJOBS_CHAOS") == "1"
+
+# A failure must come back when the same command is run again; `nox -s chaos` looks for new ones.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None, print_blob=True)
+hypothesis.settings.register_profile("chaos", deadline=None, max_examples=2000, print_blob=True)
+hypothesis.settings.load_profile("chaos" if CHAOS else "fixed")
+
+#: variables by which somebody's own settings would reach a test
+LEAKING = ("OPENJOBS_", "OPENPROGRAM_", "GIT_", "XDG_")
+LEAKING_NAMES = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES", "EDITOR", "PAGER")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _base_temp(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """pytest's own directory is made before any test has a TMPDIR of its own."""
+    tmp_path_factory.getbasetemp()
+
+
+@pytest.fixture
+def _scratch() -> Iterator[Path]:
+    """An empty TMPDIR with a short name, since the name of a Unix socket may hold only 100 characters."""
+    path = Path(tempfile.mkdtemp(prefix="oj-", dir="/tmp")).resolve()
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(request: pytest.FixtureRequest, _scratch: Path) -> Iterator[None]:
+    """First fixture in, last one out: no more threads, processes, descriptors, temporary files than before."""
+    before = Snapshot(_scratch)
+    yield
+    if request.node.get_closest_marker("leaks") is None:
+        found = settled(before.new)
+        assert not found, "the test left behind:\n  " + "\n  ".join(found)
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(
+    _nothing_left_behind: None, _scratch: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """No variable of ours or git's leaks in; HOME is empty, so git knows no user, and nobody's hooks."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(LEAKING) or name in LEAKING_NAMES:
+                patch.delenv(name)
+        home = tmp_path_factory.mktemp("home")
+        patch.setenv("HOME", str(home))
+        patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+        patch.setenv("TMPDIR", str(_scratch))
+        patch.setattr(tempfile, "tempdir", str(_scratch))
+        yield
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def chaos() -> bool:
+    """Whether this is the long run (`nox -s chaos`)."""
+    return CHAOS
