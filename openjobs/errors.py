@@ -150,7 +150,7 @@ class OutcomeUnknown(OpenJobsError):
 
 
 class FileRefused(Refused):
-    """What stands there is no file of ours (a link, a special file, wrong owner or permissions); it was left as it was."""
+    """What stands there is no file of ours (link, special file, owner or permissions); it was left as it was."""
 
     #: what was looked at
     path: str = ""
