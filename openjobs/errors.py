@@ -116,6 +116,14 @@ class ForkedProcess(Refused):
     """This object belongs to the parent process; open the store again after a fork."""
 
 
+class BadFrame(InvalidInput):
+    """What came over the socket is not one JSON object on one line, or it is too long."""
+
+
+class HostBusy(Refused):
+    """The home's host process has as many clients as it takes. Try again."""
+
+
 # --- what is there cannot be read ------------------------------------------------------------------
 
 
@@ -191,6 +199,14 @@ class SourceMismatch(Refused):
     """The source is not the run of this log, or contradicts what it said before; nothing of that was written."""
 
     code = "LOG_SOURCE_MISMATCH"
+
+
+class HostUnavailable(OpenJobsError):
+    """The home's host process cannot be reached or did not start."""
+
+
+class HostFailed(OpenJobsError):
+    """The home's host process met an error it did not expect; its log has the details."""
 
 
 # --- conditions ---------------------------------------------------------------------------------------

@@ -1,0 +1,118 @@
+"""The registry of profiles: which callable runs the jobs of an agent id.
+
+Looked up in this order: callables that the host program registered, the built-in `shell` and
+`echo`, and the command templates of `<home>/config.toml`, which is read again when it changes, so
+that a running host process takes a new profile without a restart.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..errors import InvalidInput, UnknownAgent
+from ..jobs import SyncFn
+from . import builtin
+from .templates import CommandTemplate, check_agent_id, read_templates
+
+CONFIG = "config.toml"
+
+
+class Profiles:
+    """The profiles of one home.
+
+    Guarantees: `get` answers from what the file says now; a file that cannot be used makes `get`
+    raise for its own profiles and never for registered and built-in ones.
+    `_lock` protects the registered callables and the templates with the signature of their file.
+    """
+
+    def __init__(self, home: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> None:
+        """`environ` is the environment of commands whose job came without one; None means this process's own."""
+        self._home = None if home is None else Path(home)
+        self._environ = environ
+        self._lock = threading.Lock()
+        self._registered: dict[str, SyncFn] = {}
+        self._templates: dict[str, CommandTemplate] = {}
+        self._signature: tuple[int, ...] | None = None
+
+    @property
+    def config_path(self) -> Path | None:
+        return None if self._home is None else self._home / CONFIG
+
+    def register(self, agent_id: str, sync_fn: SyncFn) -> None:
+        """`sync_fn` runs the jobs of `agent_id` from now on. Raises `InvalidInput` for a name that cannot be one."""
+        if not check_agent_id(agent_id):
+            raise InvalidInput(
+                f"{agent_id!r} cannot be the name of a profile: 1 to 64 ASCII letters, digits or one of '_.:@/-'"
+            )
+        if not callable(sync_fn):
+            raise InvalidInput(f"the profile {agent_id!r} must be a callable, not {type(sync_fn).__name__}")
+        with self._lock:
+            self._registered[agent_id] = sync_fn
+
+    def get(self, agent_id: str) -> SyncFn:
+        """What runs the jobs of `agent_id`. Raises `UnknownAgent`, or `InvalidConfiguration` for a broken file."""
+        with self._lock:
+            found = self._registered.get(agent_id)
+        if found is not None:
+            return found
+        if agent_id == "echo":
+            return builtin.echo
+        template = builtin.SHELL if agent_id == "shell" else self._current().get(agent_id)
+        if template is None:
+            raise self._unknown(agent_id)
+        from .command import CommandProfile  # late: it brings `subprocess`
+
+        return CommandProfile(template, self._home, self._environ)
+
+    def names(self) -> list[str]:
+        """Every name that `get` would find. Raises `InvalidConfiguration` for a broken file."""
+        with self._lock:
+            registered = set(self._registered)
+        return sorted(registered | set(builtin.NAMES) | set(self._current()))
+
+    def _current(self) -> Mapping[str, CommandTemplate]:
+        path = self.config_path
+        if path is None:
+            return {}
+        with self._lock:
+            signature = _signature(path)
+            if signature is None:
+                self._templates = {}
+            elif signature != self._signature:
+                self._templates = read_templates(path)
+            self._signature = signature
+            return self._templates
+
+    def _unknown(self, agent_id: str) -> UnknownAgent:
+        name = agent_id if check_agent_id(agent_id) else "main"
+        lines = [
+            f"No profile is named {agent_id!r}. `--agent shell` works at once (it runs the prompt under sh)."
+            if agent_id != "main"
+            else "No profile is configured. `--agent shell` works at once (it runs the prompt under sh).",
+        ]
+        if self.config_path is not None:
+            lines += [
+                f"To add one, put these three lines into {self.config_path}:",
+                f"[profiles.{name}]" if name.replace("_", "").replace("-", "").isalnum() else f'[profiles."{name}"]',
+                'command = ["claude", "-p", "{prompt}"]',
+                "timeout_s = 3600",
+            ]
+        else:
+            lines.append(f"To add one, call `profiles.register({name!r}, sync_fn)`.")
+        return UnknownAgent("\n".join(lines), agent_id=agent_id, candidates=self._candidates())
+
+    def _candidates(self) -> list[str]:
+        with self._lock:
+            return sorted({*self._registered, *builtin.NAMES, *self._templates})
+
+
+def _signature(path: Path) -> tuple[int, ...] | None:
+    """What changes when the file does; None where there is none."""
+    try:
+        about = path.stat()
+    except OSError:
+        # A file that is there and cannot be reached is reported by `read_templates`.
+        return None if not path.is_symlink() else (0,)
+    return (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
