@@ -33,7 +33,7 @@ def _base_temp(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
-def _scratch() -> Iterator[Path]:
+def scratch() -> Iterator[Path]:
     """An empty TMPDIR with a short name, since the name of a Unix socket may hold only 100 characters."""
     path = Path(tempfile.mkdtemp(prefix="oj-", dir="/tmp")).resolve()
     yield path
@@ -41,9 +41,9 @@ def _scratch() -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind(request: pytest.FixtureRequest, _scratch: Path) -> Iterator[None]:
+def _nothing_left_behind(request: pytest.FixtureRequest, scratch: Path) -> Iterator[None]:
     """First fixture in, last one out: no more threads, processes, descriptors, temporary files than before."""
-    before = Snapshot(_scratch)
+    before = Snapshot(scratch)
     yield
     if request.node.get_closest_marker("leaks") is None:
         found = settled(before.new)
@@ -52,7 +52,7 @@ def _nothing_left_behind(request: pytest.FixtureRequest, _scratch: Path) -> Iter
 
 @pytest.fixture(autouse=True)
 def _clean_environment(
-    _nothing_left_behind: None, _scratch: Path, tmp_path_factory: pytest.TempPathFactory
+    _nothing_left_behind: None, scratch: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
     """No variable of ours or git's leaks in; HOME is empty, so git knows no user, and nobody's hooks."""
     with pytest.MonkeyPatch.context() as patch:
@@ -62,8 +62,8 @@ def _clean_environment(
         home = tmp_path_factory.mktemp("home")
         patch.setenv("HOME", str(home))
         patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-        patch.setenv("TMPDIR", str(_scratch))
-        patch.setattr(tempfile, "tempdir", str(_scratch))
+        patch.setenv("TMPDIR", str(scratch))
+        patch.setattr(tempfile, "tempdir", str(scratch))
         yield
 
 

@@ -1,7 +1,7 @@
 """The few effects that everything durable is made of."""
 
 from .disk import Disk
-from .lease import Lease, is_held
+from .lease import Lease, is_held, remove_if_free
 from .lock import FileLock
 
-__all__ = ["Disk", "FileLock", "Lease", "is_held"]
+__all__ = ["Disk", "FileLock", "Lease", "is_held", "remove_if_free"]

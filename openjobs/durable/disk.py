@@ -19,9 +19,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 AnyPath = str | os.PathLike[str]
@@ -30,6 +33,8 @@ Buffers = bytes | bytearray | memoryview | Iterable[bytes | bytearray | memoryvi
 _IOV_MAX = 512
 #: file systems that cannot sync a directory say so by one of these
 _NO_DIR_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP})
+#: numbers for temporary names: two threads that replace one file never share one
+_temporary_numbers = itertools.count()
 
 
 class Disk:
@@ -55,13 +60,15 @@ class Disk:
 
     def write(self, fd: int, data: Buffers) -> int:
         """Write all of `data` at the descriptor's place; the number of bytes. A short write is continued."""
-        views = [memoryview(data)] if isinstance(data, bytes | bytearray | memoryview) else [memoryview(b) for b in data]
+        buffers = [data] if isinstance(data, bytes | bytearray | memoryview) else data
+        # Counted in bytes whatever the items are; empty ones would never be "written".
+        views = deque(view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view)
         total = 0
         while views:
-            written = os.writev(fd, views[:_IOV_MAX])
+            written = os.writev(fd, list(islice(views, _IOV_MAX)))
             total += written
             while views and written >= len(views[0]):
-                written -= len(views.pop(0))
+                written -= len(views.popleft())
             if written:
                 views[0] = views[0][written:]
         return total
@@ -131,10 +138,7 @@ class Disk:
         means that the outcome is unknown, and the caller must read before it writes again.
         """
         path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with contextlib.suppress(FileNotFoundError):
-            self.unlink(temporary)
-        self.write_new(temporary, data, mode)
+        temporary = self._write_temporary(path, data, mode)
         try:
             self.rename(temporary, path)
         except BaseException:
@@ -143,14 +147,41 @@ class Disk:
             raise
         self.sync_dir(path.parent)
 
+    def _write_temporary(self, path: Path, data: Buffers, mode: int) -> Path:
+        """A name that exists was left by a dead process with our number, or belongs to one in another
+        container: it is passed over, never removed."""
+        while True:
+            temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_temporary_numbers)}.tmp")
+            try:
+                self.write_new(temporary, data, mode)
+            except FileExistsError:
+                continue
+            return temporary
+
     def make_dirs(self, path: AnyPath, mode: int = 0o700) -> None:
-        """`path` and its missing parents, durable when it returns."""
+        """`path` and its missing parents, durable when it returns.
+
+        A directory whose name could not be synced is removed again where it can be: left there, the
+        next call would find it and take it for durable.
+        """
         path = Path(path)
         missing = list(_missing(path))
         for directory in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                self.mkdir(directory, mode)
-            self.sync_dir(directory.parent)
+            ours = self._make_dir(directory, mode)
+            try:
+                self.sync_dir(directory.parent)
+            except OSError:
+                if ours:
+                    with contextlib.suppress(OSError):
+                        self.rmdir(directory)
+                raise
+
+    def _make_dir(self, path: Path, mode: int) -> bool:
+        try:
+            self.mkdir(path, mode)
+        except FileExistsError:
+            return False
+        return True
 
 
 def _missing(path: Path) -> Iterator[Path]:

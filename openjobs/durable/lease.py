@@ -9,22 +9,32 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 from pathlib import Path
 
 from ..errors import Bug
 from .disk import Disk
-from .lock import FileLock
+from .lock import FileLock, no_fork
+
+#: names that can be a lease's; whoever reads one from a row may be reading a stranger's text
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")
+_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Lease:
     """The lease of one live runner or supervisor, held from `acquire` to `release`."""
 
     def __init__(self, directory: Path, name: str, disk: Disk) -> None:
+        # Checked as given, before it becomes part of a path: an absolute name would replace the directory.
+        if not _NAME.match(name):
+            raise Bug(f"{name!r} cannot be the name of a lease")
         self.path = directory / name
         self._disk = disk
         self._lock: FileLock | None = None
 
     def acquire(self) -> None:
+        if self.held:
+            raise Bug(f"the lease {self.path.name} is taken already")
         self._disk.make_dirs(self.path.parent)
         temporary = self.path.with_name(f".{self.path.name}.tmp")
         lock = FileLock(temporary, self._disk)
@@ -54,34 +64,41 @@ class Lease:
 def is_held(directory: Path, name: str) -> bool:
     """Whether a live process holds that lease. Tests with a shared lock, which never disturbs the owner.
 
-    A missing file means not held: its owner made it before anything could name it.
+    A missing file means not held: its owner made it before anything could name it. A name that no
+    lease can have (a row may hold any text) is held by nobody.
     """
-    try:
-        fd = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
+    if not _NAME.match(name):
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    with no_fork():
+        try:
+            fd = os.open(directory / name, _LOOK)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
 
 
 def remove_if_free(directory: Path, name: str, disk: Disk) -> bool:
-    """Remove a dead owner's lease. True when it is gone."""
-    try:
-        fd = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
+    """Remove a dead owner's lease. True when there is none by that name (any more)."""
+    if not _NAME.match(name):
         return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    else:
-        with contextlib.suppress(FileNotFoundError):
-            disk.unlink(directory / name)
-        return True
-    finally:
-        os.close(fd)
+    with no_fork():
+        try:
+            fd = os.open(directory / name, _LOOK)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(directory / name)
+            return True
+        finally:
+            os.close(fd)

@@ -12,11 +12,25 @@ import fcntl
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 
 from .disk import AnyPath, Disk
 
 _open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
-_guard = threading.Lock()
+#: protects `_open_locks` and the descriptors in it; also held over every fork, see `no_fork`
+_guard = threading.RLock()
+
+
+@contextlib.contextmanager
+def no_fork() -> Iterator[None]:
+    """No thread of this process forks (through `os.fork`) meanwhile.
+
+    Without it: 1. a thread locks a file, 2. another forks, 3. the first writes down its descriptor.
+    The child has a copy that it knows nothing of, and the lock outlives its owner. Closing has the
+    same race. So opening, locking and writing down are one step, and so are striking out and closing.
+    """
+    with _guard:
+        yield
 
 
 class FileLock:
@@ -37,28 +51,28 @@ class FileLock:
 
     def try_acquire(self) -> bool:
         """True when the lock is ours now; False when somebody (we, too) has it. Never waits."""
-        if self._fd is not None:
-            return False
-        fd = self._disk.open_update(self.path)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return False
-        except BaseException:
-            os.close(fd)
-            raise
-        with _guard:
+        with no_fork():
+            if self._fd is not None:
+                return False
+            fd = self._disk.open_update(self.path)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                return False
+            except BaseException:
+                os.close(fd)
+                raise
             self._fd = fd
             _open_locks.add(self)
-        return True
+            return True
 
     def release(self) -> None:
-        with _guard:
+        with no_fork():
             fd, self._fd = self._fd, None
             _open_locks.discard(self)
-        if fd is not None:
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
 
     def _forget_in_child(self) -> None:
         fd, self._fd = self._fd, None
@@ -68,11 +82,18 @@ class FileLock:
 
 
 def _after_fork_in_child() -> None:
-    global _guard
-    _guard = threading.Lock()
     for lock in list(_open_locks):
         lock._forget_in_child()
     _open_locks.clear()
+    _guard.release()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+def _before_fork() -> None:
+    _guard.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    _guard.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

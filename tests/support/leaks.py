@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import glob
 import os
 import threading
 import time
@@ -24,7 +26,7 @@ class Snapshot:
         self._scratch = scratch
         self._threads = set(threading.enumerate())
         self._fds = _descriptors()
-        self._processes = _processes(scratch).keys()
+        self._processes = set(_children())
 
     def new(self) -> list[str]:
         found = [f"thread {thread.name!r}" for thread in threading.enumerate() if thread not in self._threads]
@@ -67,20 +69,35 @@ def _identity(fd: int) -> str:
 def _processes(scratch: Path) -> Mapping[int, str]:
     """Our children, and on Linux also every process that was started with this test's TMPDIR:
     one that left our tree is still ours."""
-    found = {child.pid: _describe(child) for child in psutil.Process().children(recursive=True)}
-    mark = b"TMPDIR=" + os.fsencode(scratch) + b"\0"
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        pid = int(path.parent.name)
+    found = {pid: _describe(pid) for pid in _children()}
+    mark = b"\0TMPDIR=" + os.fsencode(scratch) + b"\0"
+    for path in glob.glob("/proc/[0-9]*/environ"):
         try:
-            if pid != os.getpid() and mark in path.read_bytes() + b"\0":
-                found.setdefault(pid, _describe(psutil.Process(pid)))
-        except (OSError, psutil.Error):
+            with open(path, "rb") as file:
+                environ = file.read()
+        except OSError:
             continue  # it ended, or is another user's
+        pid = int(path.split("/")[2])
+        if pid != os.getpid() and mark in b"\0" + environ:
+            found.setdefault(pid, _describe(pid))
     return found
 
 
-def _describe(process: psutil.Process) -> str:
+def _children() -> list[int]:
+    """Without psutil where the kernel keeps the list: this is asked twice for every test."""
+    lists = glob.glob("/proc/self/task/*/children")
+    if not lists:
+        return [child.pid for child in psutil.Process().children()]
+    found: list[int] = []
+    for path in lists:
+        with contextlib.suppress(OSError), open(path) as file:  # a thread may have ended
+            found += map(int, file.read().split())
+    return found
+
+
+def _describe(pid: int) -> str:
     try:
-        return f"process {process.pid} ({process.status()}): {' '.join(process.cmdline()) or process.name()}"
+        process = psutil.Process(pid)
+        return f"process {pid} ({process.status()}): {' '.join(process.cmdline()) or process.name()}"
     except psutil.Error:
-        return f"process {process.pid}"
+        return f"process {pid}"
