@@ -27,13 +27,16 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The machine's own clocks. Its durations go on while a test has frozen the date."""
+
+    #: kept in a tuple: freezegun replaces the function wherever a name is bound to it directly
+    _MONOTONIC = (time.monotonic,)
 
     def now(self) -> datetime:
         return in_milliseconds(datetime.now(UTC))
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return self._MONOTONIC[0]()
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
         return event.wait(timeout_s)

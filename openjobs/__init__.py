@@ -1,0 +1,1 @@
+"""Background jobs for agent hosts: every state change is one git commit."""

@@ -1,0 +1,61 @@
+"""Attach cards: the node that stands for a job in a conversation. Source: spec 003, D8.
+
+Written with the job's `pending` commit as running, and again with its terminal commit; never
+between. Cards hang beside the chain: their parent is the message that triggered the job.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ..clock import to_text
+from ..jobs import Job, JobStatus
+from .history import Node
+
+FUNCTION = "attach"
+RUNNING = "(running)"
+
+
+def placeholder(job: Job, attach_id: str, now: datetime) -> Node:
+    return _card(job, attach_id, RUNNING, "running", None, now)
+
+
+def finished(job: Job, source_commit_id: str | None, now: datetime) -> Node:
+    """The card of an ended job; `job` has its whole texts."""
+    assert job.attach_id is not None
+    return _card(job, job.attach_id, ending_text(job), job.status.value, source_commit_id, now)
+
+
+def ending_text(job: Job) -> str:
+    """What stands for the job's end in a conversation: result, error line, or partial text and marker."""
+    match job.status:
+        case JobStatus.COMPLETED:
+            return job.result_text or ""
+        case JobStatus.ERRORED:
+            return f"[task error] {job.error or ''}".rstrip()
+        case JobStatus.CANCELLED:
+            marker = f"[cancelled at {to_text(job.completed_at)}]" if job.completed_at else "[cancelled]"
+            return f"{job.result_text}\n{marker}" if job.result_text else marker
+        case _:
+            return RUNNING
+
+
+def _card(job: Job, attach_id: str, content: str, status: str, source_commit_id: str | None, now: datetime) -> Node:
+    return Node(
+        id=attach_id,
+        parent=job.parent_msg_id,
+        role="system",
+        function=FUNCTION,
+        content=content,
+        created_at=now,
+        extra={
+            "attach": {
+                "job_id": job.job_id,
+                "session_id": job.parent_session_id,
+                "status": status,
+                "head_id": job.head_id if status != "running" else None,
+                "source_commit_id": source_commit_id,
+            },
+            "label": job.subject,
+        },
+    )

@@ -1,0 +1,329 @@
+"""The documents of one session at one version: read them, change them, and hand over what changed.
+
+Pure over path -> bytes: it reads a `View` and ends in a mapping of changed files. One `Documents`
+lives for one transaction or one reading; what is worth keeping between them is in `Memory`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+
+from ..errors import UnknownNode
+from ..jobs import Job, JobStatus
+from ..repo import View
+from . import history, meta, pages
+from .catalog import Catalog, Entries
+from .history import Node, Segment
+from .meta import Meta
+from .pages import Page
+from .rows import cut_texts
+
+_Parsed = TypeVar("_Parsed")
+
+#: a job's status in a catalog tag
+STATUS_TAG = {status: number for number, status in enumerate(JobStatus, start=1)}
+UNKNOWN_TAG = 0
+
+_PARSED_LIMIT = 12
+_PLACES_LIMIT = 4096
+
+
+class Memory:
+    """What is kept of a session between readings. Everything in it is checked before it is believed.
+
+    What the lock protects: all of it. It is held for one lookup or one reading, never while waiting.
+    """
+
+    def __init__(self, private: Path | None = None) -> None:
+        self.lock = threading.RLock()
+        self._parsed: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()
+        self.job_pages: OrderedDict[str, int] = OrderedDict()
+        self.node_segments: OrderedDict[str, int] = OrderedDict()
+        self.jobs = Catalog(
+            pages.OLDER, pages.number_of, _page_entries, private / "jobs.catalog" if private is not None else None
+        )
+        self.nodes = Catalog(
+            history.HISTORY,
+            history.number_of,
+            _segment_entries,
+            private / "nodes.catalog" if private is not None else None,
+        )
+
+    def parsed(self, path: str, data: bytes) -> Any | None:
+        with self.lock:
+            found = self._parsed.get(path)
+            if found is None or (found[0] is not data and found[0] != data):
+                return None
+            self._parsed.move_to_end(path)
+            return found[1]
+
+    def keep(self, path: str, data: bytes, value: Any) -> None:
+        with self.lock:
+            self._parsed[path] = (data, value)
+            self._parsed.move_to_end(path)
+            while len(self._parsed) > _PARSED_LIMIT:
+                self._parsed.popitem(last=False)
+
+    def remember(self, places: OrderedDict[str, int], item_id: str, number: int) -> None:
+        with self.lock:
+            places[item_id] = number
+            places.move_to_end(item_id)
+            while len(places) > _PLACES_LIMIT:
+                places.popitem(last=False)
+
+
+def _page_entries(view: View, number: int) -> Entries:
+    path = pages.older_path(number)
+    page = Page.parse(path, view.read(path))
+    return list(page.lines), page_tags(page)
+
+
+def page_tags(page: Page) -> bytes:
+    """One status tag a row; `UNKNOWN_TAG` for a row that this version cannot read."""
+    from ..errors import Damaged
+
+    tags = bytearray()
+    for job_id in page.lines:
+        try:
+            job = page.get(job_id)
+            tags.append(STATUS_TAG[job.status] if job is not None else UNKNOWN_TAG)
+        except Damaged:
+            tags.append(UNKNOWN_TAG)
+    return bytes(tags)
+
+
+def _segment_entries(view: View, number: int) -> Entries:
+    path = history.segment_path(number)
+    return list(Segment.parse(path, view.read(path)).places), b""
+
+
+class Documents:
+    """One session at one version. Raises `Damaged` for what cannot be read.
+
+    A document that is changed is parsed once, changed in memory, and appears in `changes`.
+    """
+
+    def __init__(self, view: View, memory: Memory) -> None:
+        self._view = view
+        self._memory = memory
+        self._changed: dict[str, bytes] = {}
+
+    @property
+    def commit_id(self) -> str | None:
+        return self._view.commit_id
+
+    @property
+    def changes(self) -> dict[str, bytes]:
+        return self._changed
+
+    # --- meta ---
+
+    def meta(self) -> Meta:
+        data = self._read(meta.PATH)
+        if data is None:
+            return meta.decode(None)
+        found = self._memory.parsed(meta.PATH, data)
+        if found is None:
+            found = meta.decode(data)
+            self._memory.keep(meta.PATH, data, found)
+        assert isinstance(found, Meta)
+        return found
+
+    def put_meta(self, value: Meta) -> None:
+        data = meta.encode(value)
+        self._memory.keep(meta.PATH, data, value)
+        self._changed[meta.PATH] = data
+
+    # --- rows ---
+
+    def newest_page(self) -> Page:
+        return self._page(pages.NEWEST)
+
+    def older_page(self, number: int) -> Page:
+        return self._page(pages.older_path(number))
+
+    def older_pages(self) -> int:
+        """How many closed pages there are (one more than the highest number)."""
+        return _last_number(self._view, pages.OLDER, pages.number_of) + 1
+
+    def _page(self, path: str) -> Page:
+        data = self._read(path)
+        if data is None:
+            return Page.parse(path, None)
+        found = self._memory.parsed(path, data)
+        if found is None:
+            found = Page.parse(path, data)
+            self._memory.keep(path, data, found)
+        assert isinstance(found, Page)
+        return found
+
+    def job(self, job_id: str) -> Job | None:
+        page = self._page_of(job_id)
+        return None if page is None else page.get(job_id)
+
+    def _page_of(self, job_id: str) -> Page | None:
+        newest = self.newest_page()
+        if job_id in newest:
+            return newest
+        with self._memory.lock:
+            hint = self._memory.job_pages.get(job_id)
+        if hint is not None and job_id in (page := self.older_page(hint)):
+            return page
+        with self._memory.lock:
+            self._memory.jobs.sync(self._view)
+            numbers = list(self._memory.jobs.find(job_id))
+        for number in numbers:
+            if job_id in (page := self.older_page(number)):
+                self._memory.remember(self._memory.job_pages, job_id, number)
+                return page
+        return None
+
+    def put_job(self, job: Job) -> None:
+        """Change the row where it stands, or add it to the newest page."""
+        page = (self._page_of(job.job_id) if job.revision else None) or self.newest_page()
+        self._put_page(page.put(job))
+
+    def _put_page(self, page: Page) -> None:
+        self._memory.keep(page.path, page.data, page)
+        self._changed[page.path] = page.data
+
+    def close_page_if_full(self) -> bool:
+        """Move a full newest page among the older ones, whole. True when it was moved."""
+        newest = self.newest_page()
+        if not newest.full:
+            return False
+        number = self.older_pages()
+        self._put_page(Page(pages.older_path(number), newest.lines, newest.data))
+        self._put_page(Page(pages.NEWEST, {}))
+        for job_id in newest.lines:
+            self._memory.remember(self._memory.job_pages, job_id, number)
+        return True
+
+    def jobs_newest_first(self, statuses: frozenset[JobStatus] | None = None) -> Iterator[Job]:
+        """All rows, newest first; pages without any of `statuses` are passed over unread."""
+        yield from _reversed_jobs(self.newest_page(), statuses)
+        for number in self._numbers(statuses):
+            yield from _reversed_jobs(self.older_page(number), statuses)
+
+    def _numbers(self, statuses: frozenset[JobStatus] | None) -> Iterator[int]:
+        if statuses is None:
+            yield from range(self.older_pages() - 1, -1, -1)
+            return
+        with self._memory.lock:
+            self._memory.jobs.sync(self._view)
+            numbers = list(self._memory.jobs.tagged([UNKNOWN_TAG, *(STATUS_TAG[s] for s in statuses)]))
+        yield from numbers
+
+    # --- nodes ---
+
+    def append(self, nodes: Sequence[Node]) -> None:
+        segment, number = self._open_segment()
+        segment = segment.append(list(nodes))
+        self._memory.keep(segment.path, segment.data, segment)
+        self._changed[segment.path] = segment.data
+        for node in nodes:
+            self._memory.remember(self._memory.node_segments, node.id, number)
+
+    def _open_segment(self) -> tuple[Segment, int]:
+        number = max(_last_number(self._view, history.HISTORY, history.number_of), 0)
+        segment = self._segment(number)
+        if segment.full:
+            number += 1
+            segment = self._segment(number)
+        return segment, number
+
+    def _segment(self, number: int) -> Segment:
+        path = history.segment_path(number)
+        data = self._read(path)
+        if data is None:
+            return Segment.parse(path, None)
+        found = self._memory.parsed(path, data)
+        if found is None:
+            found = Segment.parse(path, data)
+            self._memory.keep(path, data, found)
+        assert isinstance(found, Segment)
+        return found
+
+    def find_node(self, node_id: str) -> Node | None:
+        """The newest version of a message, or None."""
+        last = _last_number(self._view, history.HISTORY, history.number_of)
+        if last < 0 and not self._changed:
+            return None
+        for number in range(max(last, 0) + 1, max(last, 0) - 1, -1):  # a transaction may have opened one more
+            if (node := self._segment(number).get(node_id)) is not None:
+                return node
+        with self._memory.lock:
+            hint = self._memory.node_segments.get(node_id)
+            self._memory.nodes.sync(self._view, closed_only_below=last)
+            numbers = (
+                list(self._memory.nodes.find(node_id)) if hint is None else [hint, *self._memory.nodes.find(node_id)]
+            )
+        for number in sorted(set(numbers), reverse=True):
+            if number <= last and (node := self._segment(number).get(node_id)) is not None:
+                self._memory.remember(self._memory.node_segments, node_id, number)
+                return node
+        return None
+
+    def has_node(self, node_id: str) -> bool:
+        """Whether the session has that message; cheap for one that was met lately."""
+        with self._memory.lock:
+            hint = self._memory.node_segments.get(node_id)
+        if hint is not None and node_id in self._segment(hint):
+            return True
+        return self.find_node(node_id) is not None
+
+    def node(self, node_id: str) -> Node:
+        found = self.find_node(node_id)
+        if found is None:
+            raise UnknownNode(f"there is no message {node_id} in this session", candidates=())
+        return found
+
+    def segments(self) -> Iterator[Segment]:
+        """All segments, oldest first."""
+        for number in range(_last_number(self._view, history.HISTORY, history.number_of) + 1):
+            yield self._segment(number)
+
+    # --- whole jobs ---
+
+    def whole(self, job: Job) -> Job:
+        """`job` with its long texts joined again from the nodes that hold them."""
+        cut = cut_texts(job)
+        if not cut:
+            return job
+        texts: dict[str, Any] = {}
+        if "description" in cut and job.user_msg_id is not None:
+            texts["description"] = self.node(job.user_msg_id).content
+        holder = job.result_msg_id or job.head_id
+        if holder is not None and ("result_text" in cut or "error" in cut):
+            node = self.node(holder)
+            if "result_text" in cut:
+                texts["result_text"] = node.content
+            if "error" in cut:
+                texts["error"] = node.extra.get("error", job.error)
+        extra = {name: value for name, value in job.extra.items() if name != "cut"}
+        return attrs.evolve(job, extra=extra, **texts)
+
+    def _read(self, path: str) -> bytes | None:
+        changed = self._changed.get(path)
+        return changed if changed is not None else self._view.read(path)
+
+
+def _reversed_jobs(page: Page, statuses: frozenset[JobStatus] | None) -> Iterator[Job]:
+    for job in reversed(list(page.jobs())):
+        if statuses is None or job.status in statuses:
+            yield job
+
+
+def _last_number(view: View, directory: str, number_of: Any) -> int:
+    """The highest block number below `directory`, -1 where there is none."""
+    for sub in reversed(view.names(directory)):
+        for name in reversed(view.names(f"{directory}/{sub}")):
+            if (number := number_of(name)) is not None:
+                return int(number)
+    return -1

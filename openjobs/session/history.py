@@ -1,0 +1,162 @@
+"""The messages of a session: nodes in append-only segments, newest version of an id wins.
+
+`history/NN/NNNN.jsonl`; the segment with the highest number is the open one. Source: spec 003, D6 to D8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+import attrs
+
+from ..clock import from_text, to_text
+from ..errors import Damaged
+from . import strict_json
+from .text import storable
+
+HISTORY = "history"
+#: a segment is closed when it has this many nodes or bytes
+SEGMENT_NODES = 512
+SEGMENT_BYTES = 128 * 1024
+FANOUT = 256
+
+_NAME = re.compile(r"(\d{4,})\.jsonl\Z")
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Node:
+    """One message. `parent` is the message before it on its branch, None for a root.
+
+    `role` is the chat role ("user", "assistant", "system", "tool"); `function` marks nodes that are
+    more than text ("attach" is a card). `extra` is kept as it is given (JSON).
+    """
+
+    id: str
+    parent: str | None = None
+    role: str
+    content: str = ""
+    function: str | None = None
+    created_at: datetime
+    extra: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+def encode(node: Node) -> bytes:
+    """One line, with its newline."""
+    fields: dict[str, Any] = {"id": node.id, "parent": node.parent, "role": node.role}
+    if node.function is not None:
+        fields["function"] = node.function
+    fields["created_at"] = to_text(node.created_at)
+    fields["content"] = node.content
+    if node.extra:
+        fields["extra"] = node.extra
+    try:
+        return strict_json.dumps(fields) + b"\n"
+    except TypeError:
+        return strict_json.dumps(_storable(fields)) + b"\n"
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, Mapping):
+        return {storable(str(k)): _storable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(v) for v in value]
+    return value
+
+
+def decode(line: bytes, path: str, offset: int) -> Node:
+    fields = strict_json.loads_object(line, path, offset)
+    try:
+        return Node(
+            id=_text(fields["id"]),
+            parent=None if fields.get("parent") is None else _text(fields["parent"]),
+            role=_text(fields["role"]),
+            content=_text(fields.get("content", "")),
+            function=fields.get("function"),
+            created_at=from_text(fields["created_at"]),
+            extra=fields.get("extra") or {},
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise Damaged(
+            f"{path}: the message at byte {offset} cannot be read: {error!r}", path=path, offset=offset
+        ) from None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+_ID = re.compile(rb'\{"id":"([^"\\]+)",')
+
+
+class Segment:
+    """An immutable segment: its bytes, and where in them the newest version of each id stands."""
+
+    __slots__ = ("data", "path", "places")
+
+    def __init__(self, path: str, data: bytes, places: Mapping[str, tuple[int, int]]) -> None:
+        self.path = path
+        self.data = data
+        #: id -> offset and length of its newest line, without the newline
+        self.places = places
+
+    @classmethod
+    def parse(cls, path: str, data: bytes | None) -> Segment:
+        """Raises `Damaged` with the offset of the first line that is not a node."""
+        places: dict[str, tuple[int, int]] = {}
+        offset = 0
+        if data and not data.endswith(b"\n"):
+            at = data.rfind(b"\n") + 1
+            raise Damaged(f"{path}: the last message is cut off at byte {at}", path=path, offset=at)
+        for line in (data or b"").splitlines(keepends=True):
+            body = line[:-1]
+            match = _ID.match(body)
+            node_id = match[1].decode() if match else decode(body, path, offset).id
+            places[node_id] = (offset, len(body))
+            offset += len(line)
+        return cls(path, data or b"", places)
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self.places
+
+    def get(self, node_id: str) -> Node | None:
+        place = self.places.get(node_id)
+        if place is None:
+            return None
+        offset, length = place
+        return decode(self.data[offset : offset + length], self.path, offset)
+
+    def nodes(self) -> Iterator[Node]:
+        """The newest version of each, in order of first appearance."""
+        for node_id in self.places:
+            node = self.get(node_id)
+            assert node is not None
+            yield node
+
+    def append(self, nodes: list[Node]) -> Segment:
+        places, chunks, offset = dict(self.places), [self.data], len(self.data)
+        for node in nodes:
+            line = encode(node)
+            places[node.id] = (offset, len(line) - 1)
+            chunks.append(line)
+            offset += len(line)
+        return Segment(self.path, b"".join(chunks), places)
+
+    @property
+    def full(self) -> bool:
+        return len(self.data) >= SEGMENT_BYTES or len(self.places) >= SEGMENT_NODES
+
+
+def segment_path(number: int) -> str:
+    return f"{HISTORY}/{number // FANOUT:02d}/{number:04d}.jsonl"
+
+
+def number_of(name: str) -> int | None:
+    match = _NAME.match(name)
+    return int(match[1]) if match else None

@@ -1,0 +1,123 @@
+"""Pages of rows. `jobs.json` is the newest page; older ones lie under `jobs/`, in order of creation.
+
+A page is `{job_id: row}` with one row on each line, so that `git log -p` shows a transition as one
+changed line. A row never moves from page to page again once its page was closed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ..errors import Damaged
+from ..jobs import Job
+from . import rows, strict_json
+
+NEWEST = "jobs.json"
+OLDER = "jobs"
+#: a page is closed when it has this many rows or bytes
+PAGE_ROWS = 64
+PAGE_BYTES = 64 * 1024
+#: no directory holds more entries than this
+FANOUT = 256
+
+_LINE = re.compile(rb'"([0-9A-Za-z_.:@-]+)":(\{.*\})(,?)\Z')
+_NAME = re.compile(r"(\d{4,})\.json\Z")
+
+
+class Page:
+    """An immutable page. Rows are kept as the bytes they were read as, and decoded only when asked for.
+
+    So a row that cannot be understood is kept as it is while another row of the page is changed.
+    """
+
+    __slots__ = ("_offsets", "data", "lines", "path")
+
+    def __init__(self, path: str, lines: Mapping[str, bytes], data: bytes | None = None) -> None:
+        self.path = path
+        self.lines = lines
+        self.data = data if data is not None else _join(lines)
+
+    @classmethod
+    def parse(cls, path: str, data: bytes | None) -> Page:
+        """Raises `Damaged` with the offset. No file is an empty page; an empty file is not."""
+        if data is None:
+            return cls(path, {}, b"")
+        lines = _split(data)
+        if lines is None:
+            lines = _reparse(path, data)
+        return cls(path, lines, data)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self.lines
+
+    def get(self, job_id: str) -> Job | None:
+        line = self.lines.get(job_id)
+        return None if line is None else rows.decode(job_id, line, self.path, max(self.data.find(line), 0))
+
+    def jobs(self) -> Iterator[Job]:
+        """In order of creation."""
+        for job_id in self.lines:
+            job = self.get(job_id)
+            assert job is not None
+            yield job
+
+    def put(self, job: Job) -> Page:
+        return Page(self.path, {**self.lines, job.job_id: rows.encode(job)})
+
+    @property
+    def full(self) -> bool:
+        return len(self.lines) >= PAGE_ROWS or len(self.data) >= PAGE_BYTES
+
+
+def _join(lines: Mapping[str, bytes]) -> bytes:
+    if not lines:
+        return b"{}\n"
+    return b"{\n" + b",\n".join([b'"%s":%s' % (job_id.encode(), line) for job_id, line in lines.items()]) + b"\n}\n"
+
+
+def _split(data: bytes) -> dict[str, bytes] | None:
+    """The rows of a page in the form in which we write it; None where it has another form."""
+    if data == b"{}\n":
+        return {}
+    if not (data.startswith(b"{\n") and data.endswith(b"\n}\n")):
+        return None
+    found: dict[str, bytes] = {}
+    parts = data[2:-3].split(b"\n")
+    for number, part in enumerate(parts):
+        match = _LINE.match(part)
+        if match is None or bool(match[3]) != (number < len(parts) - 1):
+            return None
+        job_id = match[1].decode()
+        if job_id in found:
+            return None
+        found[job_id] = match[2]
+    return found
+
+
+def _reparse(path: str, data: bytes) -> dict[str, bytes]:
+    """The rows of a page that somebody else wrote (another layout of the same JSON)."""
+    whole = strict_json.loads_object(data, path)
+    found = {}
+    for job_id, row in whole.items():
+        if not isinstance(row, dict):
+            raise Damaged(f"{path}: the row of job {job_id} is not an object", path=path, offset=0)
+        found[job_id] = strict_json.dumps(row)
+    return found
+
+
+def older_path(number: int) -> str:
+    return f"{OLDER}/{number // FANOUT:02d}/{number:04d}.json"
+
+
+def older_directory(number: int) -> str:
+    return f"{OLDER}/{number // FANOUT:02d}"
+
+
+def number_of(name: str) -> int | None:
+    """The number in the file name of an older page; None for a name that is not one."""
+    match = _NAME.match(name)
+    return int(match[1]) if match else None

@@ -1,0 +1,656 @@
+"""The job store: one event applied is one transaction over a session's documents.
+
+`GitJobStore` and `MockTaskStore` are this class over two repositories. Source: spec 003, D4 and D8.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..clock import Clock, SystemClock
+from ..durable import Disk
+from ..errors import (
+    AmbiguousId,
+    Closed,
+    ForkedProcess,
+    InvalidInput,
+    UnknownJob,
+    UnknownNode,
+    UnknownSession,
+)
+from ..ids import IdMaker, check_job_id, check_node_id, check_session_id, is_prefix, new_id, short
+from ..jobs import UNFINISHED, Event, Job, JobStatus, Started
+from ..repo import Change, CommitInfo, Repository, View
+from ..session import Documents, Memory, Meta, Node, meta
+from .change import JobChange, job_changed, job_created, refuse_again, refuse_child_of
+from .committer import GAP_S, Committer, Operation
+from .index import Entry, Index, key_of
+from .presence import Active, Leases
+from .session import Session
+
+#: a submit that another program keeps out for this long ends with `SessionBusy`
+GIVE_UP_S = 10.0
+_OPEN_REPOSITORIES = 8
+_KNOWN_JOBS = 10_000
+_CANDIDATES = 5
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Transition:
+    """One commit in the life of a job."""
+
+    commit_id: str
+    time: datetime
+    #: the job's status after it
+    status: JobStatus
+    #: "transition" or "cancel-request"
+    kind: str
+    runner_id: str | None = None
+    subject: str = ""
+
+
+Jobs = list[Job]
+_Ids = list[str]
+_Transitions = list[Transition]
+
+
+class _Open:
+    """A session that this process has in use: its repository and what is remembered of it."""
+
+    __slots__ = ("memory", "repository")
+
+    def __init__(self, repository: Repository, memory: Memory) -> None:
+        self.repository = repository
+        self.memory = memory
+
+
+class JobStore(ABC):
+    """Guarantees
+
+    - An event whose call returned (or whose future completed) is durable, and one commit.
+    - Row, card and messages that share a session change in the same commit (invariant 4).
+    - An event that no longer fits changes nothing, whoever committed in between.
+
+    What the lock protects: the open sessions and the map of known jobs. Repositories are written by
+    the committer's thread only.
+    """
+
+    leases: Leases
+    active: Active
+
+    def __init__(
+        self,
+        *,
+        home: Path | None,
+        disk: Disk,
+        index: Index,
+        clock: Clock | None = None,
+        new_id: IdMaker = new_id,
+        gap_s: float = GAP_S,
+    ) -> None:
+        self.home = home
+        self.disk = disk
+        self.clock: Clock = clock or SystemClock()
+        self.new_id = new_id
+        self.index = index
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._sessions_of: OrderedDict[str, str] = OrderedDict()
+        #: job id -> commit of its running transition, for the card; touched by the committer's thread only
+        self._running_commits: OrderedDict[str, str] = OrderedDict()
+        self._closed = False
+        self._committer = Committer(self, index, SystemClock(), gap_s=gap_s)
+
+    # --- what the two stores differ in ---
+
+    @abstractmethod
+    def _create_repository(self, session_id: str, files: Mapping[str, bytes], now: datetime) -> None:
+        """Make the session's repository with its first commit. Raises `SessionExists`."""
+
+    @abstractmethod
+    def _open_repository(self, session_id: str) -> tuple[Repository, Path | None]:
+        """The repository and the folder for derived files. Raises `UnknownSession`, `RepositoryRefused`, `Damaged`."""
+
+    @abstractmethod
+    def sessions(self) -> list[str]:
+        """Ids of all sessions, sorted."""
+
+    @abstractmethod
+    def has_session(self, session_id: str) -> bool: ...
+
+    # --- sessions ---
+
+    def create_session(self, session_id: str | None = None, title: str = "") -> str:
+        """A new session's id. Raises `InvalidSessionId`, `SessionExists` (letter case apart)."""
+        self._check_usable()
+        session_id = self.new_id() if session_id is None else check_session_id(session_id)
+        now = self.clock.now()
+        first = Meta(session_id=session_id, title=title, created_at=now)
+        self._create_repository(session_id, {meta.PATH: meta.encode(first), "jobs.json": b"{}\n"}, now)
+        return session_id
+
+    def session(self, session_id: str) -> Session:
+        """Raises `UnknownSession`."""
+        self._check_usable()
+        check_session_id(session_id)
+        if not self.has_session(session_id):
+            raise self._unknown_session(session_id)
+        return Session(self, session_id)
+
+    def head(self, session_id: str) -> str:
+        """The newest commit's id; one small read, for callers that look again and again."""
+        return self.repository(session_id).view().commit_id or ""
+
+    def documents(self, session_id: str) -> Documents:
+        """The session's documents as they are now, for reading."""
+        opened = self._opened(session_id)
+        return Documents(opened.repository.view(), opened.memory)
+
+    # --- writing ---
+
+    def create(self, job: Job, *events: Event, fresh_id: bool = False) -> Job:
+        """A new job: its `pending` commit with user message and card, then one commit an event.
+
+        `fresh_id` says that the id was just made at random, so nobody can have used it. Raises
+        `JobExists` (with `.job`), `IdempotencyConflict`, `ParentFinished`, `UnknownNode`,
+        `UnknownSession`, `SessionBusy`, `StoreWriteFailed`, `OutcomeUnknown`.
+        """
+        return self.create_later(job, *events, fresh_id=fresh_id).result()
+
+    def create_later(self, job: Job, *events: Event, fresh_id: bool = False) -> Future[Job]:
+        self._check_usable()
+        check_job_id(job.job_id)
+        session_id = check_session_id(job.parent_session_id)
+        if not self.has_session(session_id):
+            raise self._unknown_session(session_id)
+        key = key_of(session_id, job.origin_tool_call_id) if job.origin_tool_call_id is not None else None
+        self._refuse_known(job, key, fresh_id)
+        self._refuse_finished_parent(job)
+        now = self.clock.now()
+        job = attrs.evolve(
+            job,
+            attach_id=job.attach_id or self.new_id(),
+            user_msg_id=job.user_msg_id or self.new_id(),
+        )
+        entry = Entry(job_id=job.job_id, session_id=session_id, parent_job_id=job.parent_job_id, key=key)
+        change = JobChange(job)
+        give_up_at = self._give_up_at()
+        operations = [
+            Operation(decide=self._in(session_id, _close_page), result=lambda: None, give_up_at=give_up_at),
+            Operation(
+                decide=self._in(session_id, lambda documents: job_created(documents, change, now, fresh_id=fresh_id)),
+                result=_job_of(change),
+                entry=entry,
+                give_up_at=give_up_at,
+            ),
+            *self._changes(session_id, job.job_id, change, events, now, keep=False),
+        ]
+        self._committer.add(session_id, operations)
+        self._remember(job.job_id, session_id)
+        return _first_failure(operations[1:])
+
+    def apply(self, job_id: str, *events: Event) -> Job:
+        """The job after the events, each one commit, durable. All or, from the first refused one on, none.
+
+        Raises `UnknownJob`, `InvalidTransition`, `SessionBusy`, `StoreWriteFailed`, `OutcomeUnknown`.
+        """
+        return self.apply_later(job_id, *events).result()
+
+    def apply_later(self, job_id: str, *events: Event, keep: bool = False) -> Future[Job]:
+        """As `apply`, without waiting. With `keep` a commit that fails is kept and tried again until
+        it is durable or refused. The events of one job stay in the order in which they are given."""
+        self._check_usable()
+        session_id = self._session_of(job_id)
+        operations = self._changes(session_id, job_id, JobChange(None), events, self.clock.now(), keep=keep)
+        if not operations:
+            raise InvalidInput("apply needs at least one event")
+        self._committer.add(session_id, operations)
+        return _first_failure(operations)
+
+    def _changes(
+        self, session_id: str, job_id: str, change: JobChange, events: Sequence[Event], now: datetime, *, keep: bool
+    ) -> list[Operation]:
+        give_up_at = None if keep else self._give_up_at()
+        operations = []
+        for event in events:
+            step = JobChange(None)
+            operations.append(
+                Operation(
+                    decide=self._in(session_id, self._changed_by(session_id, job_id, step, event, now)),
+                    result=_job_of(step),
+                    keep=keep,
+                    give_up_at=give_up_at,
+                    committed=self._note_running(job_id) if isinstance(event, Started) else None,
+                )
+            )
+        return operations
+
+    def _changed_by(
+        self, session_id: str, job_id: str, step: JobChange, event: Event, now: datetime
+    ) -> Callable[[Documents], Change | None]:
+        def running_commit(job: Job) -> str | None:
+            if job.started_at is None:
+                return None
+            return self._running_commits.get(job_id) or self._find_running_commit(session_id, job_id)
+
+        return lambda documents: job_changed(documents, job_id, step, event, now, running_commit, self.new_id)
+
+    def _note_running(self, job_id: str) -> Callable[[str], None]:
+        def note(commit_id: str) -> None:
+            self._running_commits[job_id] = commit_id
+            while len(self._running_commits) > _KNOWN_JOBS:
+                self._running_commits.popitem(last=False)
+
+        return note
+
+    def _find_running_commit(self, session_id: str, job_id: str) -> str | None:
+        """Only after a crash or for another process's job; the log is read back to the job's beginning."""
+        for commit in self.repository(session_id).log():
+            transition = _transition_of(commit, job_id)
+            if transition is not None and transition.kind == "transition":
+                if transition.status is JobStatus.RUNNING:
+                    return transition.commit_id
+                if transition.status in (JobStatus.QUEUED, JobStatus.PENDING):
+                    break
+        return None
+
+    def append_message(
+        self,
+        session_id: str,
+        *,
+        role: str,
+        content: str,
+        parent: str | None,
+        root: bool,
+        node_id: str | None,
+        function: str | None,
+        extra: Mapping[str, Any] | None,
+        advance_head: bool | None,
+    ) -> Node:
+        """See `Session.append`."""
+        self._check_usable()
+        node_id = self.new_id() if node_id is None else check_node_id(node_id)
+        now = self.clock.now()
+        made: list[Node] = []
+
+        def decide(documents: Documents) -> Change:
+            found = documents.meta()
+            after = None if root else (parent if parent is not None else found.head_id)
+            if after is not None and not documents.has_node(after):
+                raise UnknownNode(f"there is no message {after} in session {session_id}")
+            node = Node(
+                id=node_id,
+                parent=after,
+                role=role,
+                content=content,
+                function=function,
+                created_at=now,
+                extra=dict(extra or {}),
+            )
+            documents.append([node])
+            if advance_head if advance_head is not None else after == found.head_id:
+                documents.put_meta(attrs.evolve(found, head_id=node_id))
+            made[:] = [node]
+            return Change(
+                files=documents.changes,
+                subject=f"message {short(node_id)} ({role})",
+                trailers=[("Openjobs-Kind", "message")],
+            )
+
+        operation = Operation(
+            decide=self._in(session_id, decide), result=lambda: made[0], give_up_at=self._give_up_at()
+        )
+        self._committer.add(session_id, [operation])
+        node: Node = operation.future.result()
+        return node
+
+    def move_head(self, session_id: str, node_id: str | None) -> None:
+        """See `Session.checkout`."""
+        self._check_usable()
+
+        def decide(documents: Documents) -> Change | None:
+            found = documents.meta()
+            if node_id is not None and not documents.has_node(node_id):
+                raise UnknownNode(f"there is no message {node_id} in session {session_id}")
+            if found.head_id == node_id:
+                return None
+            documents.put_meta(attrs.evolve(found, head_id=node_id))
+            return Change(
+                files=documents.changes,
+                subject=f"head to {short(node_id or 'none')}",
+                trailers=[("Openjobs-Kind", "message")],
+            )
+
+        operation = Operation(decide=self._in(session_id, decide), result=lambda: None, give_up_at=self._give_up_at())
+        self._committer.add(session_id, [operation])
+        operation.future.result()
+
+    def unsettled(self) -> int:
+        """Events that are kept in memory because their commit failed at least once."""
+        return self._committer.unsettled()
+
+    # --- reading ---
+
+    def get(self, job_id: str) -> Job:
+        """The job with its whole texts. Raises `UnknownJob`."""
+        documents = self.documents(self._session_of(job_id))
+        job = documents.job(job_id)
+        if job is None:
+            raise self._unknown_job(job_id)
+        return documents.whole(job)
+
+    def resolve(self, prefix: str) -> str:
+        """The full id that begins with `prefix`. Raises `UnknownJob` or `AmbiguousId`, with candidates."""
+        self._check_usable()
+        if not is_prefix(prefix):
+            raise self._unknown_job(prefix)
+        found = dict.fromkeys(e.job_id for e in self.index.by_id(prefix) if self._is_there(e))
+        if len(found) == 1:
+            return next(iter(found))
+        if not found:
+            raise self._unknown_job(prefix)
+        candidates = list(found)[-_CANDIDATES:]
+        raise AmbiguousId(
+            f"{prefix} is the beginning of {len(found)} job ids; give more of it: {', '.join(candidates)}",
+            candidates=candidates,
+        )
+
+    def list(
+        self,
+        session_id: str | None = None,
+        status: JobStatus | str | Collection[JobStatus | str] | None = None,
+        parent_job_id: str | None = None,
+        parent_msg_id: str | None = None,
+        limit: int | None = 50,
+        before: str | None = None,
+    ) -> Jobs:
+        """Jobs, newest first, with their texts as rows hold them (see `get` for whole ones).
+
+        `before` is a job id: only jobs created before that one. `limit=None` is no limit.
+        """
+        self._check_usable()
+        statuses = _statuses(status)
+        found: Jobs = []
+        if limit is not None and limit <= 0:
+            return found
+        past = before is None
+        for job in self._candidates(session_id, statuses, parent_job_id, before):
+            if not past:
+                past = job.job_id == before
+                continue
+            if parent_job_id is not None and job.parent_job_id != parent_job_id:
+                continue
+            if parent_msg_id is not None and job.parent_msg_id != parent_msg_id:
+                continue
+            if statuses is not None and job.status not in statuses:
+                continue
+            found.append(job)
+            if limit is not None and len(found) >= limit:
+                break
+        return found
+
+    def children(self, job_id: str) -> _Ids:
+        """Ids of the jobs that were submitted under it, oldest first."""
+        return list(dict.fromkeys(e.job_id for e in self.index.by_parent(job_id) if self._is_there(e)))
+
+    def unfinished(self, session_id: str) -> Jobs:
+        """The session's jobs that have not ended, newest first."""
+        documents = self.documents(session_id)
+        return list(documents.jobs_newest_first(UNFINISHED))
+
+    def history(self, job_id: str) -> _Transitions:
+        """The commits of a job's life, oldest first. Raises `UnknownJob`."""
+        session_id = self._session_of(job_id)
+        times = _times_of(self.get(job_id))
+        found: _Transitions = []
+        for commit in self.repository(session_id).log():
+            transition = _transition_of(commit, job_id)
+            if transition is not None:
+                exact = times.get(transition.status if transition.kind == "transition" else transition.kind)
+                found.append(attrs.evolve(transition, time=exact or transition.time))
+                if transition.status is JobStatus.PENDING and transition.kind == "transition":
+                    break
+        return found[::-1]
+
+    # --- the committer's side ---
+
+    def repository(self, session_id: str) -> Repository:
+        return self._opened(session_id).repository
+
+    def rest(self, session_id: str) -> None:
+        """Give back the files of sessions that were not used for the longest time."""
+        with self._lock:
+            spare = [
+                self._open.pop(sid)
+                for sid in list(self._open)[: max(0, len(self._open) - _OPEN_REPOSITORIES)]
+                if sid != session_id
+            ]
+        for opened in spare:
+            opened.repository.close()
+
+    # --- the end ---
+
+    def close(self, timeout: float | None = None) -> None:
+        """Commit what waits (at most `timeout` seconds), then give back every file. Twice is once."""
+        if os.getpid() != self._pid:
+            return
+        self._committer.close(timeout)
+        with self._lock:
+            self._closed = True
+            opened = list(self._open.values())
+            self._open.clear()
+        for each in opened:
+            each.repository.close()
+        self.index.close()
+
+    def __enter__(self) -> JobStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- within ---
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedProcess
+        if self._closed:
+            raise Closed("the store is closed")
+
+    def _opened(self, session_id: str) -> _Open:
+        self._check_usable()
+        with self._lock:
+            opened = self._open.get(session_id)
+            if opened is not None:
+                self._open.move_to_end(session_id)
+                return opened
+            repository, private = self._open_repository(session_id)
+            opened = self._open[session_id] = _Open(repository, Memory(private))
+            return opened
+
+    def _in(self, session_id: str, decide: Callable[[Documents], Change | None]) -> Callable[[View], Change | None]:
+        return lambda view: decide(Documents(view, self._opened(session_id).memory))
+
+    def _give_up_at(self) -> float:
+        return self._committer.deadline(GIVE_UP_S)
+
+    def _remember(self, job_id: str, session_id: str) -> None:
+        with self._lock:
+            self._sessions_of[job_id] = session_id
+            self._sessions_of.move_to_end(job_id)
+            while len(self._sessions_of) > _KNOWN_JOBS:
+                self._sessions_of.popitem(last=False)
+
+    def _session_of(self, job_id: str) -> str:
+        self._check_usable()
+        with self._lock:
+            known = self._sessions_of.get(job_id)
+        if known is not None:
+            return known
+        if is_prefix(job_id):
+            for entry in self.index.by_id(job_id):
+                if entry.job_id == job_id and self._is_there(entry):
+                    self._remember(job_id, entry.session_id)
+                    return entry.session_id
+        raise self._unknown_job(job_id)
+
+    def _is_there(self, entry: Entry) -> bool:
+        """A hit in the index is only a hint: the row says whether the job exists."""
+        try:
+            return self.documents(entry.session_id).job(entry.job_id) is not None
+        except UnknownSession:
+            return False
+
+    def _refuse_known(self, job: Job, key: str | None, fresh_id: bool) -> None:
+        entries: list[Entry] = []
+        if not fresh_id:
+            entries += [e for e in self.index.by_id(job.job_id) if e.job_id == job.job_id]
+        if key is not None:
+            entries += list(self.index.by_key(key))
+        for entry in entries:
+            try:
+                first = self.documents(entry.session_id).job(entry.job_id)
+            except UnknownSession:
+                continue
+            if first is not None:
+                refuse_again(first, job)
+
+    def _refuse_finished_parent(self, job: Job) -> None:
+        """The quick check; the one that counts is in the transaction where both share a session."""
+        if job.parent_job_id is None:
+            return
+        try:
+            session_id = self._session_of(job.parent_job_id)
+        except UnknownJob:
+            raise UnknownJob(f"the parent job {job.parent_job_id} does not exist") from None
+        if session_id != job.parent_session_id:
+            parent = self.documents(session_id).job(job.parent_job_id)
+            if parent is not None:
+                refuse_child_of(parent)
+
+    def _candidates(
+        self,
+        session_id: str | None,
+        statuses: frozenset[JobStatus] | None,
+        parent_job_id: str | None,
+        before: str | None,
+    ) -> Iterator[Job]:
+        if parent_job_id is not None and before is None:
+            for job_id in reversed(self.children(parent_job_id)):
+                job = self.documents(self._session_of(job_id)).job(job_id)
+                if job is not None and session_id in (None, job.parent_session_id):
+                    yield job
+        elif session_id is not None:
+            if not self.has_session(check_session_id(session_id)):
+                raise self._unknown_session(session_id)
+            yield from self.documents(session_id).jobs_newest_first(statuses if before is None else None)
+        else:
+            seen: dict[str, Documents] = {}
+            met: set[str] = set()
+            for entry in self.index.newest_first():
+                if entry.job_id in met:
+                    continue
+                met.add(entry.job_id)
+                try:
+                    documents = seen.get(entry.session_id) or self.documents(entry.session_id)
+                except UnknownSession:
+                    continue
+                if len(seen) < _OPEN_REPOSITORIES:
+                    seen[entry.session_id] = documents
+                job = documents.job(entry.job_id)
+                if job is not None:
+                    yield job
+
+    def _unknown_session(self, session_id: str) -> UnknownSession:
+        near = [s for s in self.sessions() if s.casefold().startswith(session_id.casefold()[:3])][:_CANDIDATES]
+        hint = f"; there is {', '.join(near)}" if near else ""
+        return UnknownSession(f"there is no session {session_id!r}{hint}", candidates=near)
+
+    def _unknown_job(self, job_id: str) -> UnknownJob:
+        candidates = []
+        for entry in self.index.newest_first():
+            if self._is_there(entry):
+                candidates.append(entry.job_id)
+            if len(candidates) >= _CANDIDATES:
+                break
+        hint = f"; the newest are {', '.join(candidates)}" if candidates else "; there are no jobs yet"
+        return UnknownJob(f"there is no job {job_id!r}{hint}", candidates=candidates)
+
+
+def _close_page(documents: Documents) -> Change | None:
+    if not documents.close_page_if_full():
+        return None
+    return Change(files=documents.changes, subject="page closed", trailers=[("Openjobs-Kind", "page")])
+
+
+def _job_of(step: JobChange) -> Callable[[], Job]:
+    def result() -> Job:
+        assert step.job is not None
+        return step.job
+
+    return result
+
+
+def _first_failure(operations: Sequence[Operation]) -> Future[Job]:
+    """A future that gives what the last of them gives, or the first failure among them."""
+    if len(operations) == 1:
+        return operations[0].future
+    combined: Future[Job] = Future()
+
+    def done(last: Future[Any]) -> None:
+        for op in operations:
+            error = op.future.exception() if op.future.done() else None
+            if error is not None:
+                combined.set_exception(error)
+                return
+        combined.set_result(last.result())
+
+    operations[-1].future.add_done_callback(done)
+    return combined
+
+
+def _statuses(status: JobStatus | str | Collection[JobStatus | str] | None) -> frozenset[JobStatus] | None:
+    if status is None:
+        return None
+    try:
+        return frozenset({JobStatus(status)} if isinstance(status, str) else {JobStatus(s) for s in status})
+    except ValueError as error:
+        raise InvalidInput(f"{error}; a status is one of {', '.join(JobStatus)}") from None
+
+
+def _times_of(job: Job) -> dict[str, datetime | None]:
+    """When a job entered each state, in milliseconds; a commit's own time has whole seconds."""
+    return {
+        JobStatus.PENDING: job.created_at,
+        JobStatus.QUEUED: job.queued_at,
+        JobStatus.RUNNING: job.started_at,
+        job.status if job.terminal else "": job.completed_at,
+        "cancel-request": job.cancel_requested_at,
+    }
+
+
+def _transition_of(commit: CommitInfo, job_id: str) -> Transition | None:
+    if commit.trailer("Openjobs-Job") != job_id:
+        return None
+    kind, status = commit.trailer("Openjobs-Kind"), commit.trailer("Openjobs-Status")
+    if kind not in ("transition", "cancel-request") or status is None or status not in set(JobStatus):
+        return None
+    return Transition(
+        commit_id=commit.commit_id,
+        time=commit.time,
+        status=JobStatus(status),
+        kind=kind,
+        runner_id=commit.trailer("Openjobs-Runner"),
+        subject=commit.subject,
+    )

@@ -1,0 +1,321 @@
+"""Group commit: one thread that makes everything that waits durable, session by session.
+
+Source: docs/git-store.md, "One committer".
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import attrs
+
+from ..clock import Clock
+from ..errors import Bug, Closed, Damaged, OutcomeUnknown, Refused, SessionBusy, StoreWriteFailed
+from ..repo import Change, Outcome, Repository, RepositoryBusy, View
+from .index import Entry, Index
+
+_log = logging.getLogger(__name__)
+
+#: at most this many events of one session in one batch
+BATCH_LIMIT = 64
+#: after a batch the session's locks stay free for this long, so that foreign programs get in and
+#: the next batch gathers (docs/performance.md)
+GAP_S = 0.0004
+_BUSY_PAUSES_S = (0.001, 0.05)
+_FAILED_PAUSES_S = (0.05, 5.0)
+
+
+@attrs.define(kw_only=True, slots=True, eq=False)
+class Operation:
+    """One event on its way into git.
+
+    `decide` is pure and may be called more than once (`repo.Transaction`). `keep` means: it has
+    happened already (a job ended), so failing is no option; it is tried again until it is durable.
+    """
+
+    decide: Callable[[View], Change | None]
+    #: what the future gives, asked for after the commit is durable
+    result: Callable[[], Any]
+    future: Future[Any] = attrs.field(factory=Future)
+    keep: bool = False
+    #: on the monotonic clock; None waits for ever
+    give_up_at: float | None = None
+    #: written to the index before the commit is visible
+    entry: Entry | None = None
+    #: told the commit that this event became, before the next event of the batch decides
+    committed: Callable[[str], None] | None = None
+    failures: int = 0
+
+
+class Sessions(Protocol):
+    """Where the committer gets repositories; the store."""
+
+    def repository(self, session_id: str) -> Repository: ...
+    def rest(self, session_id: str) -> None:
+        """The session has nothing waiting; its files may be given back."""
+        ...
+
+
+class _Lane:
+    """What waits for one session, and when it may be tried next."""
+
+    __slots__ = ("not_before", "outcome_unknown", "pause_s", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Operation] = deque()
+        self.not_before = 0.0
+        self.pause_s = 0.0
+        self.outcome_unknown = False
+
+
+class Committer:
+    """Guarantees
+
+    - Events of one session become commits in the order in which they were given.
+    - A future completes only after its commit is durable, or with the reason why it never will be.
+    - A session whose lock somebody holds, or whose disk is full, never holds up the others.
+
+    Assumptions: one committer a process and home; `Repository.transact` is called by its thread only.
+
+    What the lock protects: the lanes, `_closing`, and the thread's start. It is never held while a
+    repository is touched or a future completes.
+    """
+
+    def __init__(
+        self, sessions: Sessions, index: Index, clock: Clock, *, gap_s: float = GAP_S, seed: int | None = None
+    ) -> None:
+        self._sessions = sessions
+        self._index = index
+        self._clock = clock
+        self._gap_s = gap_s
+        self._jitter = random.Random(seed)
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._lanes: dict[str, _Lane] = {}
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._drop_at: float | None = None
+
+    # --- the callers' side ---
+
+    def add(self, session_id: str, operations: Sequence[Operation]) -> None:
+        """Hand in events that stay together and in order. Raises `Closed`."""
+        with self._lock:
+            if self._closing:
+                raise Closed("the store is closed")
+            lane = self._lanes.get(session_id)
+            if lane is None:
+                lane = self._lanes[session_id] = _Lane()
+            lane.waiting.extend(operations)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="openjobs-committer", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def deadline(self, patience_s: float) -> float:
+        """A value for `Operation.give_up_at`."""
+        return self._clock.monotonic() + patience_s
+
+    def unsettled(self) -> int:
+        """Events that are kept in memory after at least one failure."""
+        with self._lock:
+            return sum(1 for lane in self._lanes.values() for op in lane.waiting if op.failures)
+
+    def waiting(self, session_id: str) -> bool:
+        with self._lock:
+            lane = self._lanes.get(session_id)
+            return lane is not None and bool(lane.waiting)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Take nothing more, commit what waits, and end. What `timeout_s` leaves fails with `Closed`."""
+        with self._lock:
+            self._closing = True
+            self._drop_at = None if timeout_s is None else self._clock.monotonic() + timeout_s
+            thread = self._thread
+            self._wake.notify()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        while True:
+            picked = self._next()
+            if picked is None:
+                return
+            session_id, lane, batch = picked
+            if batch:
+                self._commit(session_id, lane, batch)
+            self._finish(session_id, lane)
+
+    def _next(self) -> tuple[str, _Lane, list[Operation]] | None:
+        """The next session that may be tried, with its share; None when closed and empty."""
+        while True:
+            with self._lock:
+                now = self._clock.monotonic()
+                expired = self._expire(now)
+                if not expired:
+                    if not self._lanes and self._closing:
+                        return None
+                    picked = self._pick(now)
+                    if picked is not None:
+                        return picked
+            # Outside the lock: a future's callback may hand in the next event.
+            for op, error in expired:
+                _fail(op, error)
+
+    def _pick(self, now: float) -> tuple[str, _Lane, list[Operation]] | None:
+        """A session whose time has come, or None after having waited. Holds the lock."""
+        if not self._lanes:
+            self._wake.wait()
+            return None
+        not_before, session_id = min((lane.not_before, sid) for sid, lane in self._lanes.items())
+        if not_before > now:
+            self._wake.wait(min(not_before - now, self._patience(now)))
+            return None
+        lane = self._lanes[session_id]
+        return session_id, lane, [lane.waiting.popleft() for _ in range(min(BATCH_LIMIT, len(lane.waiting)))]
+
+    def _patience(self, now: float) -> float:
+        ends = [op.give_up_at for lane in self._lanes.values() for op in lane.waiting if op.give_up_at is not None]
+        if self._drop_at is not None:
+            ends.append(self._drop_at)
+        return max(0.0, min(ends) - now) if ends else 3600.0
+
+    def _expire(self, now: float) -> list[tuple[Operation, Exception]]:
+        """Take out what waited too long, with the reason. Holds the lock."""
+        dropping = self._drop_at is not None and now >= self._drop_at
+        expired: list[tuple[Operation, Exception]] = []
+        for session_id, lane in self._lanes.items():
+            reasons = [_reason(session_id, lane, op, now, dropping) for op in lane.waiting]
+            if any(reasons):
+                expired += [(op, why) for op, why in zip(lane.waiting, reasons, strict=True) if why is not None]
+                lane.waiting = deque(op for op, why in zip(lane.waiting, reasons, strict=True) if why is None)
+        return expired
+
+    def _commit(self, session_id: str, lane: _Lane, batch: list[Operation]) -> None:
+        try:
+            repository = self._sessions.repository(session_id)
+            if lane.outcome_unknown:
+                # A fresh write with its own barrier: a descriptor whose sync failed is never synced again.
+                repository.republish()
+                lane.outcome_unknown = False
+            outcomes = self._transact(repository, batch)
+        except RepositoryBusy:
+            self._put_back(lane, batch, _BUSY_PAUSES_S)
+        except OutcomeUnknown as error:
+            lane.outcome_unknown = True
+            self._retry_kept(session_id, lane, batch, error)
+        except (StoreWriteFailed, Refused, Damaged, OSError) as error:
+            self._retry_kept(session_id, lane, batch, error)
+        except BaseException as error:
+            _log.exception("session %s: a batch failed in a way that should not be", session_id)
+            for op in batch:
+                _fail(op, error if isinstance(error, Exception) else Bug(str(error)))
+            if not isinstance(error, Exception):
+                raise
+        else:
+            lane.pause_s = 0.0
+            lane.not_before = self._clock.monotonic() + self._gap_s
+            for op, outcome in zip(batch, outcomes, strict=True):
+                _settle(op, outcome)
+
+    def _transact(self, repository: Repository, batch: list[Operation]) -> list[Outcome]:
+        """One batch. Each event learns its commit before the next one decides: inside a batch the
+        next view's commit is the commit of the event before it."""
+
+        def step(number: int) -> Callable[[View], Change | None]:
+            def decide(view: View) -> Change | None:
+                if number and view.commit_id is not None:
+                    _tell(batch[number - 1], view.commit_id)
+                return batch[number].decide(view)
+
+            return decide
+
+        def publish() -> None:
+            try:
+                self._index.add([op.entry for op in batch if op.entry is not None])
+            except OSError as error:
+                if isinstance(error, RepositoryBusy):
+                    raise
+                raise StoreWriteFailed(f"the home's index could not be written: {error}; nothing changed") from error
+
+        has_entries = any(op.entry is not None for op in batch)
+        outcomes = repository.transact(
+            [step(n) for n in range(len(batch))], before_publish=publish if has_entries else None
+        )
+        for op, outcome in zip(batch, outcomes, strict=True):
+            if outcome.commit_id is not None and outcome.error is None:
+                _tell(op, outcome.commit_id)
+        return outcomes
+
+    def _put_back(self, lane: _Lane, batch: list[Operation], pauses_s: tuple[float, float]) -> None:
+        shortest, longest = pauses_s
+        lane.pause_s = min(max(lane.pause_s * 2, shortest), longest)
+        lane.not_before = self._clock.monotonic() + lane.pause_s * self._jitter.uniform(0.5, 1.0)
+        with self._lock:
+            lane.waiting.extendleft(reversed(batch))
+
+    def _retry_kept(self, session_id: str, lane: _Lane, batch: list[Operation], error: Exception) -> None:
+        """Answer who can be answered; keep what has happened already."""
+        kept = [op for op in batch if op.keep]
+        for op in batch:
+            if not op.keep:
+                _fail(op, error)
+        if not kept:
+            lane.pause_s = 0.0
+            lane.not_before = self._clock.monotonic() + self._gap_s
+            return
+        if not all(op.failures for op in kept):
+            _log.error("session %s: %d event(s) could not be committed and are kept: %s", session_id, len(kept), error)
+        for op in kept:
+            op.failures += 1
+        self._put_back(lane, kept, _FAILED_PAUSES_S)
+
+    def _finish(self, session_id: str, lane: _Lane) -> None:
+        with self._lock:
+            idle = not lane.waiting
+            if idle and lane.not_before <= self._clock.monotonic():
+                self._lanes.pop(session_id, None)
+        if idle:
+            self._sessions.rest(session_id)
+
+
+def _reason(session_id: str, lane: _Lane, op: Operation, now: float, dropping: bool) -> Exception | None:
+    """Why an event is given up, or None."""
+    if dropping:
+        return Closed("the store was closed before this could be made durable; recovery will see to it")
+    if op.give_up_at is None or op.keep or now < op.give_up_at or not lane.pause_s:
+        return None
+    return SessionBusy(
+        f"session {session_id} was held by another program for too long; nothing was written. Try again."
+    )
+
+
+def _tell(op: Operation, commit_id: str) -> None:
+    if op.committed is not None:
+        op.committed(commit_id)
+
+
+def _settle(op: Operation, outcome: Outcome) -> None:
+    if outcome.error is not None:
+        _fail(op, outcome.error)
+        return
+    try:
+        value = op.result()
+    except Exception as error:
+        _fail(op, error)
+        return
+    if op.future.set_running_or_notify_cancel():
+        op.future.set_result(value)
+
+
+def _fail(op: Operation, error: Exception) -> None:
+    if op.future.set_running_or_notify_cancel():
+        op.future.set_exception(error)

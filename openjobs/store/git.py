@@ -1,0 +1,107 @@
+"""`GitJobStore`: the job store whose sessions are git repositories under one home directory."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from ..clock import Clock
+from ..durable import Disk, FileLock
+from ..errors import InvalidInput, RepositoryRefused, SessionBusy, SessionExists
+from ..ids import IdMaker, check_session_id, new_id
+from ..repo import Repository
+from .base import JobStore
+from .index import FileIndex
+from .presence import FileActive, FileLeases
+
+_DURABILITY = {"full": True, "relaxed": False}
+_CREATE_TRIES = 500
+
+
+class GitJobStore(JobStore):
+    """A home on disk (docs/architecture.md has its layout). Made where missing, with mode 0700.
+
+    `durability="full"`: what was acknowledged survives a power cut. "relaxed": it survives the
+    death of the process, not of the machine. Raises `InvalidInput`, `RepositoryRefused`, OSError.
+    """
+
+    def __init__(
+        self,
+        home: str | os.PathLike[str],
+        durability: str = "full",
+        *,
+        clock: Clock | None = None,
+        new_id: IdMaker = new_id,
+        disk: Disk | None = None,
+    ) -> None:
+        if durability not in _DURABILITY:
+            raise InvalidInput(f"durability is 'full' or 'relaxed', not {durability!r}")
+        path = Path(home).expanduser().absolute()
+        disk = disk or Disk(durable=_DURABILITY[durability])
+        _make_home(path, disk)
+        self.durability = durability
+        self.leases = FileLeases(path, disk)
+        self.active = FileActive(path, disk)
+        self._sessions_dir = path / "sessions"
+        super().__init__(home=path, disk=disk, index=FileIndex(path / "index", disk), clock=clock, new_id=new_id)
+
+    def session_dir(self, session_id: str) -> Path:
+        """Where the session keeps its repository, ledgers and run logs."""
+        return self._sessions_dir / check_session_id(session_id)
+
+    def _create_repository(self, session_id: str, files: Mapping[str, bytes], now: datetime) -> None:
+        from ..repo.git import GitRepository
+
+        lock = self._creation_lock()
+        try:
+            folded = session_id.casefold()
+            for known in os.listdir(self._sessions_dir):
+                if known.casefold() == folded and (known != session_id or self.has_session(known)):
+                    raise SessionExists(f"there is a session {known!r} already; pick another id")
+            directory = self.session_dir(session_id)
+            self.disk.make_dirs(directory)
+            GitRepository.create(directory / "repo", self.disk, files, now=now).close()
+        finally:
+            lock.release()
+
+    def _creation_lock(self) -> FileLock:
+        """One creation at a time in a home: ids must be unique under case folding."""
+        lock = FileLock(self._sessions_dir / ".lock", self.disk)
+        pause = threading.Event()
+        for _ in range(_CREATE_TRIES):
+            if lock.try_acquire():
+                return lock
+            pause.wait(0.02)
+        raise SessionBusy("another process is creating sessions and does not end; nothing was written. Try again.")
+
+    def _open_repository(self, session_id: str) -> tuple[Repository, Path | None]:
+        from ..repo.git import GitRepository
+
+        if not self.has_session(session_id):
+            raise self._unknown_session(session_id)
+        path = self.session_dir(session_id) / "repo"
+        repository = GitRepository(path, self.disk)
+        return repository, path / ".git" / "openjobs"
+
+    def sessions(self) -> list[str]:
+        return sorted(
+            name for name in os.listdir(self._sessions_dir) if not name.startswith(".") and self.has_session(name)
+        )
+
+    def has_session(self, session_id: str) -> bool:
+        return (self.session_dir(session_id) / "repo").is_dir()
+
+
+def _make_home(path: Path, disk: Disk) -> None:
+    disk.make_dirs(path)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise RepositoryRefused(f"{path} is not a directory (or is a symbolic link); choose another home")
+    if found.st_uid != os.geteuid():
+        raise RepositoryRefused(f"{path} belongs to another user; choose another home")
+    for name in ("leases", "active", "index", "sessions"):
+        disk.make_dirs(path / name)
