@@ -48,7 +48,7 @@ def in_milliseconds(when: datetime) -> datetime:
 
 def to_text(when: datetime) -> str:
     """ISO-8601, UTC, three decimals, `Z`: the one form in which times are stored."""
-    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{when.microsecond // 1000:03d}Z"
+    return when.astimezone(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def from_text(text: str) -> datetime:

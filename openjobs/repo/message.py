@@ -10,6 +10,8 @@ SUBJECT_LIMIT_CHARS = 160
 
 def clean_line(text: str) -> str:
     """`text` as one printable line: control and format characters become a space, lone surrogates `?`."""
+    if text.isprintable():  # the usual case: nothing to replace
+        return " ".join(text.split())
     text = text.encode("utf-8", "replace").decode("utf-8")
     return " ".join("".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp") else c for c in text).split())
 

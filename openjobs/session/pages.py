@@ -21,7 +21,7 @@ PAGE_BYTES = 64 * 1024
 #: no directory holds more entries than this
 FANOUT = 256
 
-_LINE = re.compile(rb'"([0-9A-Za-z_.:@-]+)":(\{.*\})(,?)\Z')
+_LINE = re.compile(rb'("([0-9A-Za-z_.:@-]+)":\{.*\})(,?)\Z')
 _NAME = re.compile(r"(\d{4,})\.json\Z")
 
 
@@ -31,12 +31,21 @@ class Page:
     So a row that cannot be understood is kept as it is while another row of the page is changed.
     """
 
-    __slots__ = ("_offsets", "data", "lines", "path")
+    __slots__ = ("_known", "data", "lines", "path")
 
-    def __init__(self, path: str, lines: Mapping[str, bytes], data: bytes | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        lines: Mapping[str, bytes],
+        data: bytes | None = None,
+        known: Mapping[str, Job] | None = None,
+    ) -> None:
         self.path = path
+        #: job id -> `"<job id>":<row>`
         self.lines = lines
         self.data = data if data is not None else _join(lines)
+        #: unfinished jobs that were put here, so that their next event need not decode them
+        self._known = known or {}
 
     @classmethod
     def parse(cls, path: str, data: bytes | None) -> Page:
@@ -55,8 +64,14 @@ class Page:
         return job_id in self.lines
 
     def get(self, job_id: str) -> Job | None:
+        known = self._known.get(job_id)
+        if known is not None:
+            return known
         line = self.lines.get(job_id)
-        return None if line is None else rows.decode(job_id, line, self.path, max(self.data.find(line), 0))
+        if line is None:
+            return None
+        row = line[len(job_id.encode()) + 3 :]
+        return rows.decode(job_id, row, self.path, max(self.data.find(row), 0))
 
     def jobs(self) -> Iterator[Job]:
         """In order of creation."""
@@ -66,7 +81,12 @@ class Page:
             yield job
 
     def put(self, job: Job) -> Page:
-        return Page(self.path, {**self.lines, job.job_id: rows.encode(job)})
+        row, whole = rows.encode(job)
+        known = {job_id: each for job_id, each in self._known.items() if job_id != job.job_id}
+        if whole and not job.terminal:
+            known[job.job_id] = job
+        line = b'"%s":%s' % (job.job_id.encode(), row)
+        return Page(self.path, {**self.lines, job.job_id: line}, known=known)
 
     @property
     def full(self) -> bool:
@@ -76,7 +96,7 @@ class Page:
 def _join(lines: Mapping[str, bytes]) -> bytes:
     if not lines:
         return b"{}\n"
-    return b"{\n" + b",\n".join([b'"%s":%s' % (job_id.encode(), line) for job_id, line in lines.items()]) + b"\n}\n"
+    return b"{\n" + b",\n".join(lines.values()) + b"\n}\n"
 
 
 def _split(data: bytes) -> dict[str, bytes] | None:
@@ -91,10 +111,10 @@ def _split(data: bytes) -> dict[str, bytes] | None:
         match = _LINE.match(part)
         if match is None or bool(match[3]) != (number < len(parts) - 1):
             return None
-        job_id = match[1].decode()
+        job_id = match[2].decode()
         if job_id in found:
             return None
-        found[job_id] = match[2]
+        found[job_id] = match[1]
     return found
 
 
@@ -105,7 +125,7 @@ def _reparse(path: str, data: bytes) -> dict[str, bytes]:
     for job_id, row in whole.items():
         if not isinstance(row, dict):
             raise Damaged(f"{path}: the row of job {job_id} is not an object", path=path, offset=0)
-        found[job_id] = strict_json.dumps(row)
+        found[job_id] = strict_json.dumps(job_id) + b":" + strict_json.dumps(row)
     return found
 
 

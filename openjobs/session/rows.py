@@ -48,8 +48,8 @@ def _converter() -> Converter:
 _CONVERTER = _converter()
 
 
-def encode(job: Job) -> bytes:
-    """The row as canonical JSON, one line."""
+def encode(job: Job) -> tuple[bytes, bool]:
+    """The row as canonical JSON, one line; and whether it holds every text whole."""
     row: dict[str, Any] = _CONVERTER.unstructure(job)
     before = job.extra.get(CUT, ())
     cut = [name for name in LONG_TEXTS if name in before or not fits(row[name])]
@@ -61,9 +61,9 @@ def encode(job: Job) -> bytes:
         if name != CUT:
             row.setdefault(name, value)
     try:
-        return strict_json.dumps(row)
+        return strict_json.dumps(row), not cut
     except TypeError:  # a lone surrogate somewhere
-        return strict_json.dumps({k: storable(v) if isinstance(v, str) else v for k, v in row.items()})
+        return strict_json.dumps({k: storable(v) if isinstance(v, str) else v for k, v in row.items()}), False
 
 
 def decode(job_id: str, raw: bytes, path: str, offset: int = 0) -> Job:
