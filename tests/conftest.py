@@ -11,8 +11,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from .support import FakeClock
+from .support import FakeClock, fence
 from .support.leaks import Snapshot, settled
+
+fence.put_up(Path(__file__).parents[1])
 
 CHAOS = os.environ.get("OPENJOBS_CHAOS") == "1"
 
@@ -44,7 +46,9 @@ def scratch() -> Iterator[Path]:
 def _nothing_left_behind(request: pytest.FixtureRequest, scratch: Path) -> Iterator[None]:
     """First fixture in, last one out: no more threads, processes, descriptors, temporary files than before."""
     before = Snapshot(scratch)
+    fence.refused.clear()
     yield
+    assert not fence.refused, f"the test tried to change what is not its own: {fence.refused}"
     if request.node.get_closest_marker("leaks") is None:
         found = settled(before.new)
         assert not found, "the test left behind:\n  " + "\n  ".join(found)
