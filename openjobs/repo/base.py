@@ -7,6 +7,7 @@ decides by what it reads, and raises `errors.Refused` where its event no longer 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
@@ -116,6 +117,20 @@ class Repository(Protocol):
 
     def log(self, *, start: str | None = None, paths: Sequence[str] = ()) -> Iterator[CommitInfo]:
         """Commits along first parents, newest first, from `start` (default: the newest)."""
+        ...
+
+    def check(self, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+        """What is wrong with the repository itself, as (where, what); adds what was looked at to `counts`.
+        Reads only."""
+        ...
+
+    def gc(self) -> None:
+        """Bring the repository to its smallest size; bounded, safe beside other programs.
+        Raises `RepositoryBusy`, `errors.StoreWriteFailed`."""
+        ...
+
+    def size_bytes(self) -> int:
+        """What the repository takes on disk, without its work tree."""
         ...
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -126,6 +127,18 @@ class MemoryRepository:
             if not paths or any(before.get(p) != commit.files.get(p) for p in paths):
                 yield commit.info
             at = parent
+
+    def check(self, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+        """Nothing on disk that could be wrong."""
+        return iter(())
+
+    def gc(self) -> None:
+        """Nothing to do."""
+
+    def size_bytes(self) -> int:
+        """What the newest files take."""
+        with self._lock:
+            return sum(map(len, self._commits[self._head].files.values())) if self._head else 0
 
     def close(self) -> None:
         """Nothing to give back."""

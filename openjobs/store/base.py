@@ -34,6 +34,7 @@ from ..repo import Change, CommitInfo, Repository, View
 from ..session import Documents, Memory, Meta, Node, meta
 from .change import JobChange, job_changed, job_created, refuse_again, refuse_child_of
 from .committer import GAP_S, Committer, Operation
+from .fsck import Report, check_session
 from .index import Entry, Index, key_of
 from .presence import Active, Leases
 from .session import Session
@@ -62,6 +63,14 @@ class Transition:
 Jobs = list[Job]
 _Ids = list[str]
 _Transitions = list[Transition]
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Collected:
+    """What `gc` did to one session's repository."""
+
+    before_bytes: int
+    after_bytes: int
 
 
 class _Open:
@@ -422,6 +431,24 @@ class JobStore(ABC):
                 if transition.status is JobStatus.PENDING and transition.kind == "transition":
                     break
         return found[::-1]
+
+    # --- upkeep ---
+
+    def fsck(self, session_id: str) -> Report:
+        """Check everything about one session; reads only. Raises `UnknownSession`."""
+        self._check_usable()
+        if not self.has_session(check_session_id(session_id)):
+            raise self._unknown_session(session_id)
+        return check_session(self, session_id)
+
+    def gc(self, session_id: str) -> Collected:
+        """Bring one session's repository to its smallest size. Raises `SessionBusy`, `StoreWriteFailed`."""
+        repository = self.repository(session_id)
+        before = repository.size_bytes()
+        operation = Operation(decide=lambda view: None, result=lambda: None, collect=True)
+        self._committer.add(session_id, [operation])
+        operation.future.result()
+        return Collected(before_bytes=before, after_bytes=repository.size_bytes())
 
     # --- the committer's side ---
 

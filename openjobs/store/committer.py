@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import attrs
 
 from ..clock import Clock
-from ..errors import Bug, Closed, Damaged, OutcomeUnknown, Refused, SessionBusy, StoreWriteFailed
+from ..errors import Bug, Closed, Damaged, OpenJobsError, OutcomeUnknown, Refused, SessionBusy, StoreWriteFailed
 from ..repo import Change, Outcome, Repository, RepositoryBusy, View
 from .index import Entry, Index
 
@@ -51,6 +51,8 @@ class Operation:
     #: told the commit that this event became, before the next event of the batch decides
     committed: Callable[[str], None] | None = None
     failures: int = 0
+    #: ask the repository for its smallest size once the batch is durable
+    collect: bool = False
 
 
 class Sessions(Protocol):
@@ -224,7 +226,7 @@ class Committer:
             lane.pause_s = 0.0
             lane.not_before = self._clock.monotonic() + self._gap_s
             for op, outcome in zip(batch, outcomes, strict=True):
-                _settle(op, outcome)
+                _settle(op, _collected(repository) if op.collect else outcome)
 
     def _transact(self, repository: Repository, batch: list[Operation]) -> list[Outcome]:
         """One batch. Each event learns its commit before the next one decides: inside a batch the
@@ -296,6 +298,15 @@ def _reason(session_id: str, lane: _Lane, op: Operation, now: float, dropping: b
     return SessionBusy(
         f"session {session_id} was held by another program for too long; nothing was written. Try again."
     )
+
+
+def _collected(repository: Repository) -> Outcome:
+    """What was committed stands whether or not the repository could be made smaller."""
+    try:
+        repository.gc()
+    except (OpenJobsError, OSError) as error:
+        return Outcome(error=error)
+    return Outcome()
 
 
 def _tell(op: Operation, commit_id: str) -> None:

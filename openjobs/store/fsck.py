@@ -1,0 +1,207 @@
+"""Whether a session is what the guarantees say it is. Reads only; never repairs.
+
+Checked: the repository itself (objects, linear history, index and work tree, stray locks), that the
+commits of each job walk legal edges and end at most once, that rows agree with them, that pages and
+segments are well formed, and that cards and messages agree with rows (spec 003, invariants 1, 2, 4).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ..errors import Damaged, OpenJobsError
+from ..jobs import EDGES, Job, JobStatus
+from ..repo import CommitInfo
+from ..session import Documents, Node, cards, pages
+from ..session.pages import Page
+
+if TYPE_CHECKING:
+    from .base import JobStore
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Finding:
+    session_id: str
+    #: the file, commit or job it is about
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.session_id}: {self.where}: {self.what}"
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Report:
+    findings: list[Finding]
+    #: what was looked at, by kind: sessions, commits, objects, pages, jobs, messages, cards
+    counts: dict[str, int]
+
+    @property
+    def clean(self) -> bool:
+        return not self.findings
+
+
+class _Trail:
+    """The commits of one job, as its trailers tell them."""
+
+    def __init__(self) -> None:
+        self.status: JobStatus | None = None
+        self.commits = 0
+        self.cancel_requests = 0
+
+    def walk(self, commit: CommitInfo) -> str | None:
+        """What is wrong with this commit as the next one of the job, or None."""
+        kind, text = commit.trailer("Openjobs-Kind"), commit.trailer("Openjobs-Status")
+        try:
+            status = JobStatus(text or "")
+        except ValueError:
+            return f"has the status {text!r}"
+        before, self.commits = self.status, self.commits + 1
+        if kind == "cancel-request":
+            self.cancel_requests += 1
+            if self.cancel_requests > 1:
+                return "is a second cancel request"
+            if status is not before or status.terminal:
+                return f"is a cancel request of a job that was {before or 'not there'}"
+            return None
+        self.status = status
+        if before is None:
+            return None if status is JobStatus.PENDING else f"is the first of its job but says {status.value}"
+        if status not in EDGES[before]:
+            return f"goes from {before.value} to {status.value}"
+        return None
+
+
+def check_session(store: JobStore, session_id: str) -> Report:
+    """Everything about one session. Damage that stops a part of the check is a finding of its own."""
+    counts: Counter[str] = Counter(sessions=1)
+    findings: list[Finding] = []
+
+    def found(where: str, what: str) -> None:
+        findings.append(Finding(session_id=session_id, where=where, what=what))
+
+    def part(name: str, problems: Iterator[tuple[str, str]]) -> None:
+        try:
+            for where, what in problems:
+                found(where, what)
+        except Damaged as error:
+            found(error.path or name, str(error))
+        except OpenJobsError as error:
+            found(name, str(error))
+
+    try:
+        repository = store.repository(session_id)
+        documents = store.documents(session_id)
+    except OpenJobsError as error:
+        found("repository", str(error))
+        return Report(findings=findings, counts=dict(counts))
+    part("repository", repository.check(counts))
+    trails: dict[str, _Trail] = {}
+    part("history", _check_commits(repository.log(), trails, counts))
+    rows: dict[str, Job] = {}
+    part("pages", _check_pages(documents, rows, counts))
+    part("rows", _check_rows(rows, trails))
+    nodes: dict[str, Node] = {}
+    part("messages", _check_nodes(documents, nodes, counts))
+    part("cards", _check_cards(rows, nodes, counts, session_id))
+    return Report(findings=findings, counts=dict(counts))
+
+
+def _check_commits(
+    log: Iterator[CommitInfo], trails: dict[str, _Trail], counts: Counter[str]
+) -> Iterator[tuple[str, str]]:
+    # Newest first is how git tells it; edges are walked from the oldest on.
+    ours = []
+    for commit in log:
+        counts["commits"] += 1
+        if commit.trailer("Openjobs-Job") is not None:
+            ours.append(commit)
+            if len(commit.parents) != 1:
+                yield f"commit {commit.commit_id[:12]}", f"has {len(commit.parents)} parents"
+    for commit in reversed(ours):
+        job_id = commit.trailer("Openjobs-Job") or ""
+        if commit.trailer("Openjobs-Kind") not in ("transition", "cancel-request"):
+            continue
+        wrong = trails.setdefault(job_id, _Trail()).walk(commit)
+        if wrong is not None:
+            yield f"commit {commit.commit_id[:12]}", f"job {job_id}: {wrong}"
+
+
+def _check_pages(documents: Documents, rows: dict[str, Job], counts: Counter[str]) -> Iterator[tuple[str, str]]:
+    documents.meta()
+    for number in range(documents.older_pages()):
+        page = documents.older_page(number)
+        yield from _check_page(page, rows, counts)
+        if not page.full:
+            yield page.path, f"is closed with {len(page)} rows and {len(page.data)} bytes"
+    yield from _check_page(documents.newest_page(), rows, counts)
+
+
+def _check_page(page: Page, rows: dict[str, Job], counts: Counter[str]) -> Iterator[tuple[str, str]]:
+    counts["pages"] += 1
+    if page.path != pages.NEWEST and not len(page):
+        yield page.path, "is missing or empty"
+    for job_id in page.lines:
+        counts["jobs"] += 1
+        try:
+            job = page.get(job_id)
+        except Damaged as error:
+            yield page.path, str(error)
+            continue
+        if job_id in rows:
+            yield page.path, f"has job {job_id}, which another page has too"
+        if job is not None:
+            rows[job_id] = job
+
+
+def _check_rows(rows: dict[str, Job], trails: dict[str, _Trail]) -> Iterator[tuple[str, str]]:
+    for job_id, job in rows.items():
+        trail = trails.get(job_id)
+        if trail is None:
+            yield f"job {job_id}", "has a row but no commit"
+        elif trail.status is not job.status:
+            yield f"job {job_id}", f"is {job.status.value} in its row and {trail.status} in its last commit"
+        elif trail.commits - 1 != job.revision:
+            yield f"job {job_id}", f"has revision {job.revision} after {trail.commits} commits"
+        elif bool(trail.cancel_requests) and job.cancel_requested_at is None:
+            yield f"job {job_id}", "was asked to stop by a commit that its row does not know"
+    for job_id in trails.keys() - rows.keys():
+        yield f"job {job_id}", "has commits but no row"
+
+
+def _check_nodes(documents: Documents, nodes: dict[str, Node], counts: Counter[str]) -> Iterator[tuple[str, str]]:
+    for segment in documents.segments():
+        for node in segment.nodes():
+            nodes[node.id] = node
+    counts["messages"] += len(nodes)
+    for node in nodes.values():
+        if node.parent is not None and node.parent not in nodes:
+            yield f"message {node.id}", f"hangs on {node.parent}, which is not there"
+    head = documents.meta().head_id
+    if head is not None and head not in nodes:
+        yield "meta.json", f"the head is message {head}, which is not there"
+
+
+def _check_cards(
+    rows: dict[str, Job], nodes: dict[str, Node], counts: Counter[str], session_id: str
+) -> Iterator[tuple[str, str]]:
+    for job in rows.values():
+        for name in ("user_msg_id", "head_id", "result_msg_id"):
+            node_id = getattr(job, name)
+            if node_id is not None and node_id not in nodes:
+                yield f"job {job.job_id}", f"{name} is message {node_id}, which is not there"
+        if job.caller_session_id not in (None, session_id) or job.attach_id is None:
+            continue
+        card = nodes.get(job.attach_id)
+        if card is None:
+            yield f"job {job.job_id}", "has no card"
+            continue
+        counts["cards"] += 1
+        status = card.extra.get("attach", {}).get("status")
+        expected = job.status.value if job.terminal else "running"
+        if card.function != cards.FUNCTION or status != expected:
+            yield f"job {job.job_id}", f"is {job.status.value}, but its card says {status}"
