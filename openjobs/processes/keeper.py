@@ -1,0 +1,691 @@
+"""The keeper: a small process that is the parent of one background command and outlives the worker.
+
+It is forked from the template (template_main.py), speaks with the worker over one socket, and is for the
+rest of the world what it leaves in the run's directory (layout.py). In order:
+
+1. read what to run; lock `keeper`, or refuse: the run has a keeper, or was run before, or is lost
+2. report who it is, and wait for the worker's `g`; end of file instead: recorded as never started
+3. fork the command, which waits; write `started`; let the command go
+4. copy both pipes to their files, watch for the end, the timeout, the output limit, a stop
+5. the command has ended: take what is in the pipes now, make `exit.json` durable, tell the worker
+6. end what is left of the tree; `swept.json` names what could not be ended
+
+*The socket.* Worker to keeper: a frame (4 bytes length, JSON: the request), `g`, then any number of `w`
+("tell me once when there is output"). Keeper to worker: lines of JSON with `event`: `keeper`, `refused`,
+`started`, `ended`; and the line `+` for output. The keeper never waits for the worker to read.
+
+*Guarantees.* One run's command is started at most once, whoever dies. A command that could run has its
+identity in `started`. An exit record that can be read is true and durable, and so are the bytes it counts.
+*Assumptions.* Single-threaded, in a session of its own; the run's directory stays.
+
+Only the standard library, and little of it: this runs once per command, without site packages.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import termios
+import time
+
+from ..durable.disk import Disk
+from . import layout
+from .identity import Identity, Member, System
+from .order import OrderEncoder
+from .tree import TASK_VARIABLE, Ending, find
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: most that is read from a pipe at once
+CHUNK_BYTES = 65536
+#: how long the worker may take over its part of the conversation before `go`
+GO_TIMEOUT_S = 60.0
+#: how long somebody may hold the lock to look whether we live
+LOCK_TIMEOUT_S = 5.0
+#: how long an exit record that cannot be written (disk full) is tried again
+RECORD_TIMEOUT_S = 600.0
+#: how many members of a tree are named in a record
+NAMED_MEMBERS = 32
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, prctl(2)
+_SET_NAME = 15  # PR_SET_NAME
+
+
+class Refusal(Exception):
+    """This keeper must not run its command; its argument says why in one word."""
+
+
+class _Stream:
+    """One pipe of the command, and the file its bytes go to."""
+
+    def __init__(self, index: int, pipe: int, file: int) -> None:
+        self.index = index
+        self.pipe = pipe
+        self.file = file
+        #: bytes in the file
+        self.kept = 0
+        #: bytes that came
+        self.seen = 0
+
+
+class Keeper:
+    """One keeper's life; `run` is all of it."""
+
+    def __init__(self, channel: socket.socket, disk: Disk, system: System) -> None:
+        self._channel: socket.socket | None = channel
+        self._disk = disk
+        self._system = system
+        self._request: dict[str, Any] = {}
+        self._dir = ""
+        self._me: Identity | None = None
+        self._subreaper = False
+        self._wake = -1
+        self._terminated = False
+        self._asked_to_look = False
+        # the command
+        self._child: Identity | None = None
+        self._child_pid = 0
+        self._status: int | None = None
+        self._childless = False
+        self._started_at = ""
+        self._timeout_at: float | None = None
+        # its output
+        self._streams: dict[int, _Stream] = {}
+        self._all_streams: list[_Stream] = []
+        self._order = -1
+        self._encoder = OrderEncoder()
+        self._cut = False
+        self._output_error = ""
+        self._note_wanted = False
+        self._note_due = False
+        # its end
+        self._ending: Ending | None = None
+        self._ending_due = 0.0
+        self._cause = ""
+        self._reason = ""
+        self._completed = False
+
+    # --- the order of things ---
+
+    def run(self) -> None:
+        self._catch_signals()
+        self._read_request()
+        self._subreaper = _become_subreaper()
+        try:
+            lock = self._take_lock()
+        except Refusal as refusal:
+            self._tell(event="refused", reason=str(refusal))
+            return
+        assert self._me is not None
+        self._tell(event="keeper", keeper=self._me.to_json())
+        if not self._may_go():
+            self._never_started()
+        elif self._start():
+            self._tell(event="started", child=self._child.to_json() if self._child else None)
+            self._keep()
+        os.close(lock)
+
+    def _keep(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        for stream in self._all_streams:
+            poll.register(stream.pipe, select.POLLIN)
+        listening = -1 if self._channel is None else self._channel.fileno()
+        if self._channel is not None:
+            poll.register(listening, select.POLLIN)
+        self._reap()
+        while True:
+            for fd, _ in poll.poll(self._patience_ms()):
+                if fd in self._streams:
+                    if not self._copy(self._streams[fd], CHUNK_BYTES):
+                        poll.unregister(fd)
+                        del self._streams[fd]
+                elif fd == self._wake:
+                    self._on_signal()
+                else:
+                    self._listen()
+            if listening >= 0 and self._channel is None:
+                poll.unregister(listening)
+                listening = -1
+            self._note()
+            if self._status is not None and not self._completed:
+                self._complete()
+            if self._timeout_at is not None and time.monotonic() >= self._timeout_at:
+                self._timeout_at = None
+                self._end("timeout", "", self._request["grace_s"])
+            if not self._go_on_ending():
+                return
+
+    def _patience_ms(self) -> int | None:
+        due = [t for t in (self._timeout_at, self._ending_due if self._ending else None) if t is not None]
+        if not due:
+            return None
+        return max(0, int((min(due) - time.monotonic()) * 1000) + 1)
+
+    # --- signals ---
+
+    def _catch_signals(self) -> None:
+        self._wake, wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, self._nothing)
+        signal.signal(getattr(signal, layout.STOP_SIGNAL_NAME), self._look)
+        signal.signal(signal.SIGTERM, self._terminate)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _nothing(self, _number: int, _frame: object) -> None:
+        """A handler all the same: a signal that is ignored or left to its default wakes nobody."""
+
+    def _look(self, _number: int, _frame: object) -> None:
+        self._asked_to_look = True
+
+    def _terminate(self, _number: int, _frame: object) -> None:
+        self._terminated = True
+
+    def _on_signal(self) -> None:
+        _drain(self._wake)
+        self._reap()
+        request = self._stop_request()
+        if request is not None:
+            self._end("stop", *request)
+
+    def _stop_request(self) -> tuple[str, float] | None:
+        """(reason, grace in seconds) of a stop that was asked for since the last look."""
+        default = float(self._request["grace_s"])
+        if self._terminated:
+            self._terminated = False
+            return "the keeper was told to end (SIGTERM)", default
+        if not self._asked_to_look:
+            return None
+        self._asked_to_look = False
+        try:
+            with open(self._path(layout.STOP), "rb") as file:
+                value = json.loads(file.read(65536))
+            grace_s = value.get("grace_s")
+            return str(value.get("reason") or ""), default if grace_s is None else max(0.0, float(grace_s))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, AttributeError):
+            # Somebody asked, only not in words that can be read.
+            return "", default
+
+    def _reap(self) -> None:
+        """Every child that has ended, the command and what became ours as subreaper."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._childless = True
+                return
+            if pid == 0:
+                self._childless = False
+                return
+            if pid == self._child_pid and self._status is None:
+                self._status = status
+
+    # --- before the command ---
+
+    def _read_request(self) -> None:
+        assert self._channel is not None
+        self._channel.settimeout(GO_TIMEOUT_S)
+        (length,) = struct.unpack(">I", _receive(self._channel, 4))
+        self._request = json.loads(_receive(self._channel, length))
+        self._dir = self._request["run_dir"]
+        if not self._request["durable"]:
+            self._disk.durable = False
+        self._channel.setblocking(False)
+
+    def _take_lock(self) -> int:
+        """The descriptor that holds `keeper`. Raises `Refusal`.
+
+        Who looks whether a keeper lives, or buries a run, holds the lock for a moment; hence the patience.
+        """
+        fd = self._disk.open_update(self._path(layout.KEEPER))
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise Refusal("held") from None
+                time.sleep(0.005)
+        if os.path.lexists(self._path(layout.LOST)):
+            raise Refusal("lost")
+        if any(os.path.lexists(self._path(name)) for name in (layout.STARTED, layout.EXIT)):
+            raise Refusal("used")
+        self._me = self._system.identify(os.getpid())
+        assert self._me is not None
+        self._disk.truncate(fd, 0)
+        self._disk.write(fd, _dump(self._me.to_json()))
+        return fd
+
+    def _may_go(self) -> bool:
+        """Whether the worker said go. A stop that came first wins."""
+        assert self._channel is not None
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._channel, select.POLLIN)
+        deadline = time.monotonic() + GO_TIMEOUT_S
+        while (left := deadline - time.monotonic()) > 0:
+            ready = {fd for fd, _ in poll.poll(int(left * 1000) + 1)}
+            if self._wake in ready:
+                _drain(self._wake)
+            request = self._stop_request()
+            if request is not None:
+                self._reason = request[0]
+                return False
+            if self._channel.fileno() in ready:
+                try:
+                    return self._channel.recv(1) == b"g"
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return False
+        return False
+
+    def _never_started(self) -> None:
+        self._record(stopped_by=layout.BY_NEVER_STARTED, exit_code=None, signal_number=None)
+
+    # --- the command ---
+
+    def _start(self) -> bool:
+        """False when it could not be started, which is recorded then."""
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        gate_end, gate = os.pipe()
+        failure, failure_end = os.pipe()
+        try:
+            self._all_streams = [
+                _Stream(index, pipe, self._disk.create(self._path(name)))
+                for index, (pipe, name) in enumerate(((out, layout.STDOUT), (err, layout.STDERR)))
+            ]
+            self._order = self._disk.create(self._path(layout.ORDER))
+            pid = os.fork()
+        except OSError as error:
+            self._not_started("fork", error.errno or 0)
+            return False
+        if pid == 0:
+            os.close(gate)
+            _become_command(self._request, gate_end, out_end, err_end, failure_end)
+        for fd in (out_end, err_end, gate_end, failure_end):
+            os.close(fd)
+        self._child_pid = pid
+        try:
+            self._child = self._system.identify(pid)
+            self._started_at = _now()
+            identity = self._child.to_json() if self._child else None
+            self._disk.write_new(self._path(layout.STARTED), _dump({"child": identity, "started_at": self._started_at}))
+        except OSError as error:
+            # The gate closes unopened, and the child ends without having been the command.
+            os.close(gate)
+            os.waitpid(pid, 0)
+            self._not_started("record", error.errno or 0)
+            return False
+        timeout_s = self._request["timeout_s"]
+        if timeout_s is not None:
+            self._timeout_at = time.monotonic() + timeout_s
+        os.write(gate, b"g")
+        os.close(gate)
+        said = b""
+        while chunk := os.read(failure, 64):
+            said += chunk
+        os.close(failure)
+        if said:
+            os.waitpid(pid, 0)
+            step, _, number = said.decode().partition(" ")
+            self._not_started(step, int(number))
+            return False
+        for stream in self._all_streams:
+            os.set_blocking(stream.pipe, False)
+            self._streams[stream.pipe] = stream
+        return True
+
+    def _not_started(self, step: str, number: int) -> None:
+        what = {"exec": self._request["argv"][0], "chdir": self._request["cwd"]}.get(step, step)
+        missing = step == "exec" and number in (errno.ENOENT, errno.ENOTDIR)
+        self._record(
+            stopped_by=layout.BY_NOT_FOUND if missing else layout.BY_NOT_STARTED,
+            exit_code=layout.CODE_NOT_FOUND if missing else layout.CODE_NOT_STARTED,
+            signal_number=None,
+            error=f"{what}: {os.strerror(number)}",
+        )
+
+    # --- output ---
+
+    def _copy(self, stream: _Stream, limit: int) -> int:
+        """Take what is in a pipe, at most `limit` bytes; how many came, 0 at its end."""
+        try:
+            data = os.read(stream.pipe, limit)
+        except BlockingIOError:
+            return -1
+        if data and not self._completed:
+            stream.seen += len(data)
+            self._note_due = True
+            self._store(stream, data)
+        return len(data)
+
+    def _store(self, stream: _Stream, data: bytes) -> None:
+        if self._output_error:
+            return
+        room = self._request["output_limit_bytes"] - sum(s.kept for s in self._all_streams)
+        keep = data[:room]
+        if keep:
+            try:
+                self._disk.write(stream.file, keep)
+                stream.kept += len(keep)
+                self._disk.write(self._order, self._encoder.entry(stream.index, len(keep)))
+            except OSError as error:
+                # The command goes on; what it writes from here is counted and named as not kept.
+                self._output_error = f"output could not be written: {os.strerror(error.errno or 0)}"
+                stream.kept = os.fstat(stream.file).st_size
+                return
+        if len(keep) < len(data) and not self._cut:
+            self._cut = True
+            if self._request["on_limit"] == "stop":
+                self._end("output_limit", "", self._request["grace_s"])
+
+    def _drain_pipes(self) -> None:
+        """What is in the pipes at this moment, and not what others, who still hold them, write later."""
+        for stream in self._streams.values():
+            waiting = struct.unpack("i", fcntl.ioctl(stream.pipe, termios.FIONREAD, bytes(4)))[0]
+            while waiting > 0:
+                count = self._copy(stream, min(waiting, CHUNK_BYTES))
+                if count <= 0:
+                    break
+                waiting -= count
+
+    # --- the end ---
+
+    def _end(self, cause: str, reason: str, grace_s: float) -> None:
+        """Begin to end the tree; the first cause is the cause."""
+        if self._ending is not None:
+            self._ending.hasten(grace_s)
+        else:
+            self._ending = Ending(self._system, self._members, grace_s=grace_s)
+            if not self._completed:
+                self._cause, self._reason = cause, reason
+        self._ending_due = 0.0
+
+    def _members(self) -> list[Member]:
+        self._reap()
+        if self._childless and self._subreaper:
+            return []
+        task_id = None if self._subreaper else self._request["task_id"]
+        return find(self._system, root=os.getpid(), leader=self._child, task_id=task_id)
+
+    def _go_on_ending(self) -> bool:
+        """The next step of an ending that has begun. False when the keeper has nothing left to do."""
+        if self._ending is None:
+            return not self._completed
+        if time.monotonic() < self._ending_due:
+            return True
+        pause_s = self._ending.step()
+        if self._status is not None and not self._completed:
+            # It ended under this very step: its record comes before the rest of the tree.
+            self._ending_due = 0.0
+            self._complete()
+            return True
+        if pause_s is not None:
+            self._ending_due = time.monotonic() + pause_s
+            return True
+        if not self._completed:
+            # It could not be killed; the keeper stays for as long as it lives.
+            self._ending_due = time.monotonic() + 1.0
+            return True
+        self._swept(self._ending)
+        return False
+
+    def _complete(self) -> None:
+        self._drain_pipes()
+        self._timeout_at = None
+        assert self._status is not None
+        code = os.waitstatus_to_exitcode(self._status)
+        number = -code if code < 0 else None
+        left = self._members()
+        self._record(
+            stopped_by=self._stopped_by(number),
+            exit_code=code if code >= 0 else None,
+            signal_number=number,
+            remaining=left,
+        )
+        self._completed = True
+        if left and self._ending is None:
+            self._end("", "", self._request["grace_s"])
+
+    def _stopped_by(self, number: int | None) -> str:
+        ending = self._ending
+        touched = ending is not None and (self._child in ending.termed or self._child in ending.killed)
+        if ending is None or not touched:
+            return layout.BY_EXIT if number is None else layout.BY_SIGNAL
+        if self._cause in (layout.BY_TIMEOUT, layout.BY_OUTPUT_LIMIT):
+            return self._cause
+        if number == signal.SIGKILL:
+            return layout.BY_KILL if self._child in ending.killed else layout.BY_SIGNAL
+        return layout.BY_TERM
+
+    def _record(
+        self,
+        *,
+        stopped_by: str,
+        exit_code: int | None,
+        signal_number: int | None,
+        error: str = "",
+        remaining: list[Member] | None = None,
+    ) -> None:
+        """Make `exit.json` and the bytes it counts durable, then tell the worker."""
+        remaining = remaining or []
+        out, err = self._all_streams if len(self._all_streams) == 2 else (None, None)
+        assert self._me is not None
+        record = {
+            "version": 1,
+            "task_id": self._request["task_id"],
+            "keeper": self._me.to_json(),
+            "child": self._child.to_json() if self._child else None,
+            "started_at": self._started_at or None,
+            "ended_at": _now(),
+            "exit_code": exit_code,
+            "signal": signal_number,
+            "stopped_by": stopped_by,
+            "reason": self._reason,
+            "error": error or self._output_error,
+            "stdout_bytes": out.kept if out else 0,
+            "stderr_bytes": err.kept if err else 0,
+            "stdout_seen_bytes": out.seen if out else 0,
+            "stderr_seen_bytes": err.seen if err else 0,
+            "truncated": self._cut or bool(self._output_error),
+            "remaining": _named(remaining),
+            "remaining_count": len(remaining),
+        }
+        self._sync_output()
+        durable = self._write_until_durable(layout.EXIT, _dump(record))
+        self._tell(event="ended", durable=durable, record=record)
+
+    def _sync_output(self) -> None:
+        files = [s.file for s in self._all_streams if s.kept]
+        for fd in [*files, self._order] if files else []:
+            try:
+                self._disk.sync_data(fd)
+            except OSError as error:
+                self._output_error = (
+                    self._output_error or f"output could not be synced: {os.strerror(error.errno or 0)}"
+                )
+
+    def _write_until_durable(self, name: str, data: bytes) -> bool:
+        """A full disk has room again at some time, and only the keeper knows how its command ended."""
+        deadline = time.monotonic() + RECORD_TIMEOUT_S
+        pause_s = 0.05
+        while True:
+            try:
+                self._disk.replace(self._path(name), data)
+                return True
+            except OSError as error:
+                gone = error.errno in (errno.ENOENT, errno.ENOTDIR)
+                if gone or time.monotonic() >= deadline:
+                    return False
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 5.0)
+
+    def _swept(self, ending: Ending) -> None:
+        ended = len((ending.termed | ending.killed) - {self._child})
+        if not ended and not ending.leftovers:
+            return
+        record = {"version": 1, "ended": ended, "leftovers": _named(ending.leftovers), "at": _now()}
+        self._write_until_durable(layout.SWEPT, _dump(record))
+
+    # --- the worker ---
+
+    def _tell(self, **event: object) -> None:
+        """One line to the worker, if it is there and has room; what it must know is in the directory too."""
+        self._send(_dump(event) + b"\n")
+
+    def _note(self) -> None:
+        if self._note_wanted and self._note_due:
+            self._note_wanted = self._note_due = False
+            self._send(b"+\n")
+
+    def _listen(self) -> None:
+        if self._channel is None:
+            return
+        try:
+            data = self._channel.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._note_wanted = True
+        else:
+            self._channel.close()
+            self._channel = None
+
+    def _send(self, data: bytes) -> None:
+        if self._channel is not None:
+            try:
+                self._channel.send(data)
+            except OSError:
+                pass  # it went away, or reads nothing: the directory has it all
+
+    def leave_word(self, error: Exception) -> None:
+        """A fault of ours, for whoever looks into the directory of a run that was lost by it."""
+        import traceback
+
+        if self._dir:
+            with open(self._path(layout.FAULT), "w") as file:
+                traceback.print_exception(error, file=file)
+
+    def _path(self, name: str) -> str:
+        return f"{self._dir}/{name}"
+
+
+def run(channel: socket.socket, disk: Disk, system: System) -> None:
+    """A keeper from its first to its last moment; call it in a process made for it."""
+    os.setsid()
+    keeper = Keeper(channel, disk, system)
+    try:
+        keeper.run()
+    except Exception as error:
+        keeper.leave_word(error)
+
+
+def _become_command(request: dict[str, Any], gate: int, out: int, err: int, failure: int) -> None:
+    """In the forked child: wait at the gate, then be the command. Never returns."""
+    step = "setsid"
+    try:
+        os.setsid()
+        if os.read(gate, 1) != b"g":
+            os._exit(0)
+        signal.set_wakeup_fd(-1)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (out, 1), (err, 2)):
+            os.dup2(source, target)
+        for number in signal.valid_signals():
+            if signal.getsignal(number) == signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        step = "chdir"
+        os.chdir(request["cwd"])
+        step = "exec"
+        env = dict(request["env"])
+        env[TASK_VARIABLE] = request["task_id"]
+        os.execvpe(request["argv"][0], request["argv"], env)
+    except OSError as error:
+        os.write(failure, f"{step} {error.errno or 0}".encode())
+    except BaseException:
+        os.write(failure, f"{step} {errno.EINVAL}".encode())
+    finally:
+        os._exit(layout.CODE_NOT_STARTED)
+
+
+def prepare() -> None:
+    """What every keeper needs and the template can pay for once."""
+    _libc()
+
+
+_loaded: list[Any] = []
+
+
+def _libc() -> Any:
+    """The C library on Linux, else None; ctypes is loaded only here."""
+    if not _loaded:
+        if sys.platform == "linux":
+            try:
+                import ctypes
+
+                _loaded.append(ctypes.CDLL(None))
+            except (ImportError, OSError):
+                _loaded.append(None)
+        else:
+            _loaded.append(None)
+    return _loaded[0]
+
+
+def _become_subreaper() -> bool:
+    """Orphans of the command's tree become our children (prctl(2)), so that none can get away."""
+    libc = _libc()
+    if libc is None:
+        return False
+    libc.prctl(_SET_NAME, b"openjobs-keeper", 0, 0, 0)
+    return bool(libc.prctl(_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def _receive(channel: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        chunk = channel.recv(min(count - len(data), 1 << 20))
+        if not chunk:
+            raise EOFError
+        data += chunk
+    return bytes(data)
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def _named(members: list[Member]) -> list[dict[str, object]]:
+    return [{**m.identity.to_json(), "name": m.name} for m in members[:NAMED_MEMBERS]]
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _now() -> str:
+    """ISO-8601 UTC with milliseconds, as clock.py writes it."""
+    milliseconds = time.time_ns() // 1_000_000
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(milliseconds // 1000))}.{milliseconds % 1000:03d}Z"

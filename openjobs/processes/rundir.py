@@ -1,0 +1,309 @@
+"""What everybody but the keeper does with a run's directory: read it, ask for a stop, bury the dead.
+
+Everything here works from any process that can read the directory, on a run whose worker is long gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..clock import from_text
+from ..durable import Disk
+from ..errors import Damaged
+from . import layout, tree
+from .identity import Identity, System, from_json
+
+#: no file that a keeper writes about itself is larger
+_MAX_BYTES = 1 << 20
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class ExitRecord:
+    """How a command ended, as its keeper saw it. What is in `exit.json`, and `swept.json` where there is one."""
+
+    task_id: str
+    keeper: Identity
+    #: None when the command never ran
+    child: Identity | None
+    #: ISO-8601; None when the command never ran
+    started_at: str | None
+    ended_at: str
+    #: None after a signal, and when it never started
+    exit_code: int | None
+    #: the number of the signal that ended it
+    signal: int | None
+    #: one of `layout.BY_…`
+    stopped_by: str
+    #: what who asked for the stop gave as reason
+    reason: str = ""
+    #: why it could not be started, or why output could not be kept; "" where all went well
+    error: str = ""
+    #: bytes in the files `stdout` and `stderr`
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    #: bytes that the command wrote
+    stdout_seen_bytes: int = 0
+    stderr_seen_bytes: int = 0
+    #: whether less was kept than seen
+    truncated: bool = False
+    #: who of its tree still lived when it ended: pid, start, boot, name; at most 32 of `remaining_count`
+    remaining: Sequence[Mapping[str, Any]] = ()
+    remaining_count: int = 0
+    #: who could not be ended afterwards; None while that is not known
+    leftovers: Sequence[Mapping[str, Any]] | None = None
+
+    @property
+    def ran(self) -> bool:
+        return self.child is not None and self.stopped_by not in (layout.BY_NOT_FOUND, layout.BY_NOT_STARTED)
+
+
+def exit_record(value: Mapping[str, Any], swept: Mapping[str, Any] | None = None) -> ExitRecord:
+    """The record that a keeper wrote or sent. Raises ValueError for anything else."""
+    try:
+        if value["version"] != 1:
+            raise ValueError(f"exit records of version {value['version']!r} are not known here")
+        code, number = value["exit_code"], value["signal"]
+        if not all(v is None or type(v) is int for v in (code, number)):
+            raise ValueError("exit_code and signal are numbers or null")
+        from_text(value["ended_at"])
+        remaining_count = int(value["remaining_count"])
+        leftovers = list(swept["leftovers"]) if swept is not None else [] if remaining_count == 0 else None
+        return ExitRecord(
+            task_id=str(value["task_id"]),
+            keeper=from_json(value["keeper"]),
+            child=from_json(value["child"]) if value["child"] is not None else None,
+            started_at=value["started_at"],
+            ended_at=value["ended_at"],
+            exit_code=code,
+            signal=number,
+            stopped_by=str(value["stopped_by"]),
+            reason=str(value["reason"]),
+            error=str(value["error"]),
+            stdout_bytes=int(value["stdout_bytes"]),
+            stderr_bytes=int(value["stderr_bytes"]),
+            stdout_seen_bytes=int(value["stdout_seen_bytes"]),
+            stderr_seen_bytes=int(value["stderr_seen_bytes"]),
+            truncated=bool(value["truncated"]),
+            remaining=list(value["remaining"]),
+            remaining_count=remaining_count,
+            leftovers=leftovers,
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an exit record: {error!r}") from None
+
+
+def read_exit(run_dir: Path) -> ExitRecord | None:
+    """How the command ended; None while there is no record. Raises `Damaged`."""
+    value = _read(run_dir / layout.EXIT)
+    if value is None:
+        return None
+    try:
+        return exit_record(value, _read(run_dir / layout.SWEPT))
+    except ValueError as error:
+        raise Damaged(f"{run_dir / layout.EXIT}: {error}", path=str(run_dir / layout.EXIT)) from None
+
+
+def keeper_lives(run_dir: Path) -> bool:
+    """Whether a keeper holds its lock; the lock is its proof of life.
+
+    Looks with a shared lock, so that two who look never take each other for a keeper.
+    """
+    try:
+        fd = os.open(run_dir / layout.KEEPER, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def keeper_identity(run_dir: Path) -> Identity | None:
+    """Who the run's keeper is or was; None before it wrote that down. Only a claim until `System` proves it."""
+    return _identity(_read(run_dir / layout.KEEPER, strict=False))
+
+
+def child_identity(run_dir: Path) -> Identity | None:
+    """Who the run's command is or was; None when it never came so far. Only a claim until `System` proves it."""
+    value = _read(run_dir / layout.STARTED, strict=False)
+    return _identity(value.get("child")) if value is not None else None
+
+
+def is_lost(run_dir: Path) -> bool:
+    return os.path.lexists(run_dir / layout.LOST)
+
+
+def request_stop(run_dir: Path, *, reason: str = "", grace_s: float | None = None, disk: Disk, system: System) -> bool:
+    """Ask the run's keeper to end the tree: TERM, `grace_s` (None: what it was started with), KILL.
+
+    True when a living keeper, proven by its lock and its identity, was told; the end comes later, as an exit
+    record. False when there is none: the run has ended, or is lost. May be repeated; a smaller grace hastens.
+    """
+    if not keeper_lives(run_dir):
+        return False
+    identity = _identity_of_living_keeper(run_dir)
+    if identity is None or not system.is_alive(identity):
+        return False
+    request = {"reason": reason, "grace_s": grace_s, "requested_at": time.time()}
+    disk.replace(run_dir / layout.STOP, json.dumps(request).encode())
+    sent = system.send(identity, getattr(signal, layout.STOP_SIGNAL_NAME))
+    # Somebody may have stopped the keeper, too; it would look only when it goes on.
+    system.send(identity, signal.SIGCONT)
+    return sent
+
+
+def wait_for_exit(
+    run_dir: Path,
+    *,
+    timeout_s: float | None = None,
+    cancel_event: threading.Event | None = None,
+    system: System,
+) -> ExitRecord | None:
+    """Wait for the exit record of a run that another process started. None on timeout or cancel, and when
+    the keeper is dead without one: nobody will write it then (see `bury`).
+
+    Looks often at first, then twenty times a second. Who started the run waits on its `Run` instead.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    pause_s = 0.002
+    with _death_of(_identity_of_living_keeper(run_dir), system) as death:
+        while True:
+            # The order matters: a keeper may write its record and end between two looks.
+            lives = keeper_lives(run_dir)
+            record = read_exit(run_dir)
+            if record is not None or not lives or (cancel_event is not None and cancel_event.is_set()):
+                return record
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            death(pause_s if left is None else min(pause_s, left))
+            pause_s = min(pause_s * 2, 0.05)
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Burial:
+    """What was found out about a run without a keeper."""
+
+    #: the outcome, where the keeper left one; the run is not lost then
+    record: ExitRecord | None
+    #: whether the command may have run; False only when it is proven that it did not
+    may_have_run: bool
+    #: what of its tree could not be ended: pid, start, boot, name
+    leftovers: Sequence[Mapping[str, Any]] = ()
+
+
+def bury(
+    run_dir: Path,
+    *,
+    task_id: str,
+    disk: Disk,
+    system: System,
+    boot: str | None = None,
+    grace_s: float = layout.DEFAULT_GRACE_S,
+) -> Burial | None:
+    """Settle a run whose keeper is dead: its exit record, or a durable tombstone and the end of what is left.
+
+    None when a keeper lives, and nothing was done. With the keeper's lock held the record is read, else `lost` is
+    written; a keeper that comes late finds it and starts nothing. Then the command's tree is ended: its
+    process by proven identity, everybody by the run's variable in the environment. May be repeated.
+
+    `boot` is the boot in which the run was begun, from the caller's own records. Only in that boot the absence
+    of `started` proves that nothing ran: the file is not synced, so a power cut may have taken it.
+    """
+    disk.make_dirs(run_dir)
+    fd = disk.open_update(run_dir / layout.KEEPER)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        record = read_exit(run_dir)
+        keeper = keeper_identity(run_dir)
+        same_boot = system.boot() == (keeper.boot if keeper is not None else boot)
+        started = os.path.lexists(run_dir / layout.STARTED)
+        if record is None and not is_lost(run_dir):
+            disk.replace(run_dir / layout.LOST, json.dumps({"lost_at": time.time(), "task_id": task_id}).encode())
+    finally:
+        os.close(fd)
+    leader = child_identity(run_dir)
+    ending = tree.end(system, lambda: tree.find(system, leader=leader, task_id=task_id), grace_s=grace_s)
+    return Burial(
+        record=record,
+        may_have_run=record.ran if record is not None else started or not same_boot,
+        leftovers=[{**m.identity.to_json(), "name": m.name} for m in ending.leftovers],
+    )
+
+
+def _identity_of_living_keeper(run_dir: Path) -> Identity | None:
+    """A keeper writes its identity right after it has the lock; wait that moment."""
+    for _ in range(200):
+        identity = keeper_identity(run_dir)
+        if identity is not None or not keeper_lives(run_dir):
+            return identity
+        time.sleep(0.005)
+    return None
+
+
+def _identity(value: object) -> Identity | None:
+    try:
+        return from_json(value)
+    except ValueError:
+        return None
+
+
+def _read(path: Path, *, strict: bool = True) -> dict[str, Any] | None:
+    """The object in a small JSON file; None where there is none. Raises `Damaged`; with `strict` False that
+    is None, too (the keeper's own file is written in place)."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}", path=str(path)) from None
+    with open(fd, "rb") as file:
+        data = file.read(_MAX_BYTES)
+    try:
+        value = json.loads(data)
+        if isinstance(value, dict):
+            return value
+    except ValueError:
+        pass
+    if strict:
+        raise Damaged(f"{path} is not what a keeper writes", path=str(path))
+    return None
+
+
+@contextlib.contextmanager
+def _death_of(identity: Identity | None, system: System) -> Any:
+    """A function that waits some seconds, or less when that process ends."""
+    fd = -1
+    if sys.platform == "linux" and identity is not None:
+        with contextlib.suppress(OSError):
+            fd = os.pidfd_open(identity.pid)
+    if fd < 0 or identity is None or not system.is_alive(identity):
+        if fd >= 0:
+            os.close(fd)
+        yield time.sleep
+        return
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    try:
+        yield lambda seconds: poll.poll(int(seconds * 1000) + 1)
+    finally:
+        os.close(fd)
