@@ -1,0 +1,5 @@
+"""`python -m openjobs` is `openjobs`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,220 @@
+"""`openjobs agent`: one job from a prompt, waited for or handed over.
+
+A foreground job goes to the home's host when one lives (one pool per home), else a runner of our
+own runs it in this process. A background job needs a process that outlives this one: the host.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from ..errors import OpenJobsError, UnknownJob
+from ..ids import check_job_id, check_session_id, new_id
+from ..jobs import ContextMode, Job, SpawnRequest
+from . import exits, output
+from .options import AGENT_ID, SECONDS, SESSION_ID, command
+from .reading import print_result, status_line, wait_for
+from .state import DEFAULT_SESSION, State
+
+if TYPE_CHECKING:
+    from ..host.client import HostClient
+
+#: how long an interrupted command line waits for its job to end before it leaves
+STOP_S = 4.0
+
+
+@command("agent")
+@click.argument("prompt")
+@click.option("--session", type=SESSION_ID, help="The session it runs on, made if new.  [default: default]")
+@click.option("--agent", type=AGENT_ID, default="main", show_default=True, help="The profile that runs it.")
+@click.option("--description", "-d", default="", help="A few words for lists; else the prompt's first.")
+@click.option("--background", "-b", is_flag=True, help="Print the job's id and return; the job goes on by itself.")
+@click.option("--timeout", type=SECONDS, help="Stop the job after this time.")
+@click.option(
+    "--context",
+    type=click.Choice([mode.value for mode in ContextMode]),
+    default=ContextMode.INHERIT.value,
+    show_default=True,
+    help="Go on from the session's conversation, or start a clean one.",
+)
+@click.option(
+    "--cwd",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where its commands run.  [default: here]",
+)
+@click.option("--job-id", help="The id it shall have (a UUID): the same command again then returns the same job.")
+def agent_command(state: State, prompt: str, **options: Any) -> int:
+    """Run PROMPT as a job and print its result; `-` reads the prompt from standard input.
+
+    The result goes to stdout, how it ended to stderr. Ctrl-C stops the job; a second one leaves at once.
+    Started from within a job (OPENJOBS_JOB_ID), it becomes a child of that job.
+    """
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    if not prompt.strip():
+        raise click.UsageError("the prompt is empty")
+    wanted = _Wanted(prompt=prompt, **options)
+    wanted.check(state)
+    return _in_background(state, wanted) if wanted.background else _in_foreground(state, wanted)
+
+
+@attrs.frozen(kw_only=True)
+class _Wanted:
+    """What the command line asks for."""
+
+    prompt: str
+    session: str | None
+    agent: str
+    description: str
+    background: bool
+    timeout: float | None
+    context: str
+    cwd: Path | None
+    job_id: str | None
+
+    def check(self, state: State) -> None:
+        """Refuse before anything is made: a mistyped agent must not leave a session behind."""
+        from ..agents import Profiles
+
+        Profiles(state.home).get(self.agent)
+        if self.session is not None:
+            check_session_id(self.session)
+        if self.job_id is not None:
+            check_job_id(self.job_id)
+
+    def request(self, state: State) -> SpawnRequest:
+        parent = state.parent_job
+        target = self.session or (parent.parent_session_id if parent else DEFAULT_SESSION)
+        return SpawnRequest(
+            prompt=self.prompt,
+            description=self.description,
+            parent_session_id=target,
+            agent_id=self.agent,
+            context_mode=self.context,
+            parent_job_id=parent.job_id if parent else None,
+            caller_session_id=parent.parent_session_id if parent and parent.parent_session_id != target else None,
+            # Made here, not by the runner: an interrupted hand-over can still be cancelled, and tried again.
+            job_id=self.job_id or new_id(),
+            cwd=(self.cwd or Path.cwd()).absolute(),
+            env=dict(os.environ),
+            timeout_s=self.timeout,
+            # A child's turn must not move the head that its parent's turn is going to move.
+            foreground=not self.background and parent is None,
+        )
+
+
+def _in_background(state: State, wanted: _Wanted) -> int:
+    from ..host.client import ensure_host
+
+    request = wanted.request(state)
+    host = ensure_host(state.home)
+    try:
+        answer = _spawn(host, request)
+    finally:
+        host.close()
+    job_id = answer["job_id"]
+    if state.json:
+        output.json_value({**answer, "session_id": request.parent_session_id})
+    else:
+        output.line(job_id)
+        output.hint(f"runs in the background; `openjobs output {job_id[:8]} --wait` prints its result")
+    return exits.COMPLETED
+
+
+def _spawn(host: HostClient, request: SpawnRequest) -> dict[str, Any]:
+    """Hand the job over. Its id makes a second try safe."""
+    fields = {
+        "session_id": request.parent_session_id,
+        "create_session": True,
+        "prompt": request.prompt,
+        "description": request.description,
+        "agent_id": request.agent_id,
+        "context": str(request.context_mode),
+        "job_id": request.job_id,
+        "parent_job_id": request.parent_job_id,
+        "caller_session_id": request.caller_session_id,
+        "cwd": str(request.cwd),
+        "env": dict(request.env or {}),
+        "timeout_s": request.timeout_s,
+        "foreground": request.foreground,
+    }
+    return host.call("spawn_job", **{name: value for name, value in fields.items() if value is not None})
+
+
+def _handed_over(state: State, host: HostClient, request: SpawnRequest) -> Job:
+    return state.client.get(_spawn(host, request)["job_id"])
+
+
+def _in_foreground(state: State, wanted: _Wanted) -> int:
+    from ..host.client import connect
+    from ..host.launcher import Launcher
+
+    with Launcher() as launcher:
+        host = connect(state.home)
+        if host is not None:
+            launcher.on_close(host.close)
+            state.use_host(host)
+            request = wanted.request(state)
+            turn = _Turn(lambda: _handed_over(state, host, request), state.client.cancel, request)
+        else:
+            runner = state.adopt(launcher.open(state.home))
+            request = wanted.request(state)
+            state.make_session(request.parent_session_id)
+            turn = _Turn(lambda: runner.submit(request), runner.cancel, request)
+        return turn.run(state)
+
+
+@attrs.define
+class _Turn:
+    """A foreground job: who takes it, and who is asked to stop it."""
+
+    submit: Callable[[], Job]
+    cancel: Callable[..., Job]
+    request: SpawnRequest
+
+    def run(self, state: State) -> int:
+        from ..host.launcher import Interrupted
+
+        try:
+            job = wait_for(state, self.submit())
+        except KeyboardInterrupt:
+            self._stop(state, "interrupted")
+            return exits.INTERRUPTED
+        except Interrupted:
+            self._stop(state, "terminated")
+            raise
+        print_result(state, job)
+        return exits.of_job(job)
+
+    def _stop(self, state: State, reason: str) -> None:
+        job_id = self.request.job_id
+        assert job_id is not None
+        clear = "\n" if output.is_terminal(sys.stderr) else ""  # the terminal has written ^C there
+        try:
+            job = self.cancel(job_id, reason=reason)
+        except UnknownJob:
+            output.note(f"{clear}{reason} before the job was written down; nothing runs")
+            return
+        except OpenJobsError as error:
+            output.note(f"{clear}{reason}, but job {job_id[:8]} could not be asked to stop: {exits.explain(error)}")
+            return
+        if not job.terminal:
+            output.note(f"{clear}{reason}: stopping job {job_id[:8]} (Ctrl-C again leaves at once)")
+            clear = ""
+            job = _ended(state, job)
+        if job.terminal:
+            output.note(clear + status_line(job))
+        else:
+            output.note(f"job {job_id[:8]} has not ended yet; it was asked to stop")
+
+
+def _ended(state: State, job: Job) -> Job:
+    """The job as it is after a bounded wait."""
+    return state.await_jobs([job.job_id], "all", STOP_S)[0]

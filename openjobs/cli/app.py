@@ -1,0 +1,155 @@
+"""The command group: which commands there are, where each is loaded from, and how a command line ends.
+
+A command's module is imported when that command is named, and nothing heavier than click before
+that: `openjobs --help` and shell completion are typed by people who wait.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from . import exits, output
+from .options import home_option, json_option
+from .state import State
+
+#: heading -> command -> (module of this package, one line of help)
+COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
+    "Run": {
+        "agent": ("agent", "Run a prompt as a job and print its result."),
+        "stop": ("control", "Ask jobs to stop."),
+        "demo": ("demo", "See it work: run a few commands as jobs and show the commits they left."),
+    },
+    "Look": {
+        "list": ("listing", "List jobs, newest first."),
+        "show": ("reading", "Show everything about one job."),
+        "output": ("reading", "Print the result of one job."),
+        "wait": ("control", "Wait until jobs have ended."),
+        "history": ("reading", "Show the commits of one job or session."),
+        "sessions": ("reading", "List sessions, the one used last first."),
+    },
+    "Look after": {
+        "recover": ("upkeep", "End the jobs whose process died."),
+        "fsck": ("upkeep", "Check that sessions are whole."),
+        "gc": ("upkeep", "Pack sessions into less space."),
+        "completion": ("completion", "Print the script that completes commands and job ids."),
+    },
+}
+_WHERE = {name: where for group in COMMANDS.values() for name, where in group.items()}
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_WHERE)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _WHERE:
+            return None
+        module = import_module(f"{__package__}.{_WHERE[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, commands in COMMANDS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()], col_spacing=3)
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from .._version import __version__
+
+        output.line(f"openjobs {__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="A job id may be shortened to any beginning that fits one job. "
+    "Exit codes: 0 completed, 1 errored, 2 usage, 3 not found or ambiguous, 4 wait timed out, 5 cancelled, "
+    "6 store damaged or refused, 130 interrupted.",
+)
+@home_option
+@json_option
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+def app() -> None:
+    """Background jobs whose every state change is one git commit."""
+
+
+def run(args: Sequence[str]) -> int:
+    """One command line, as the number it exits with. Never raises for what a command may run into."""
+    state = State()
+    debug = os.environ.get("OPENJOBS_DEBUG") == "1"
+    try:
+        return _run(list(args), state)
+    except output.ReaderGone:
+        output.abandon_stdout()
+        return exits.BROKEN_PIPE
+    except click.UsageError as error:
+        return _usage(error, state)
+    except (KeyboardInterrupt, click.Abort):
+        output.note("interrupted")
+        return exits.INTERRUPTED
+    except Exception as error:
+        if debug:
+            raise
+        return _failed(error, state)
+    finally:
+        state.close()
+
+
+def _run(args: list[str], state: State) -> int:
+    if "_OPENJOBS_COMPLETE" in os.environ:
+        app.main(args, prog_name="openjobs", complete_var="_OPENJOBS_COMPLETE", obj=state)
+    try:
+        with app.make_context("openjobs", args, obj=state) as context:
+            code = app.invoke(context)
+            return code if isinstance(code, int) else exits.COMPLETED
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+
+
+def _usage(error: click.UsageError, state: State) -> int:
+    from .text import one_line
+
+    path = error.ctx.command_path if error.ctx else "openjobs"
+    said = one_line(error.format_message())
+    if state.json:
+        _tell_json(error, said, exits.USAGE)
+    elif isinstance(error, click.exceptions.NoArgsIsHelpError):
+        output.note(error.format_message())
+    else:
+        output.note(f"{path}: {said} (`{path} --help` shows how)")
+    return exits.USAGE
+
+
+def _failed(error: Exception, state: State) -> int:
+    code = exits.of_error(error)
+    said = exits.explain(error)
+    if state.json:
+        _tell_json(error, said.splitlines()[0], code)
+    else:
+        output.note(f"openjobs: {said}")
+    return code
+
+
+def _tell_json(error: Exception, said: str, code: int) -> None:
+    from . import shapes
+    from .text import to_json
+
+    output.note(to_json(shapes.failed(error, said, code)))
+
+
+def main(args: Sequence[str] | None = None) -> Any:
+    """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal or locale that lacks a character gets its number instead of a traceback.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run(sys.argv[1:] if args is None else args))

@@ -1,0 +1,84 @@
+"""`openjobs completion`, and what job ids and sessions complete to.
+
+Asked at every press of the tab key: reads the index of ids and directory names, never a repository,
+makes nothing, and is silent about everything that is wrong.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from . import exits, output
+from .options import command
+from .state import State
+
+#: a shell shows no more than a screenful
+OFFERED = 50
+
+_INSTALL = {
+    "bash": 'eval "$(openjobs completion bash)"  # in ~/.bashrc',
+    "zsh": 'eval "$(openjobs completion zsh)"  # in ~/.zshrc, after compinit',
+    "fish": "openjobs completion fish > ~/.config/fish/completions/openjobs.fish",
+}
+
+
+@command("completion")
+@click.argument("shell", type=click.Choice(list(_INSTALL)))
+def completion_command(state: State, shell: str) -> int:
+    """Print the script that completes commands, options, job ids and sessions in your shell.
+
+    \b
+    bash: eval "$(openjobs completion bash)"   in ~/.bashrc
+    zsh:  eval "$(openjobs completion zsh)"    in ~/.zshrc, after compinit
+    fish: openjobs completion fish > ~/.config/fish/completions/openjobs.fish
+    """
+    from .app import app
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    source = kind(app, {}, "openjobs", "_OPENJOBS_COMPLETE").source()
+    if state.json:
+        output.json_value({"shell": shell, "script": source})
+    else:
+        output.lines([source.rstrip("\n")])
+        output.hint(f"to use it: {_INSTALL[shell]}")
+    return exits.COMPLETED
+
+
+def job_ids(state: State, incomplete: str) -> list[CompletionItem[str]]:
+    """The newest ids that begin so."""
+    from ..durable import Disk
+    from ..store.index import FileIndex
+
+    try:
+        index = FileIndex(state.unchecked_home / "index", Disk())
+        try:
+            entries = index.newest_first()
+            ids = dict.fromkeys(e.job_id for e in entries if e.job_id.startswith(incomplete.lower()))
+            return [CompletionItem(one) for one in islice(ids, OFFERED)]
+        finally:
+            index.close()
+    except Exception:
+        return []
+
+
+def sessions(state: State, incomplete: str) -> list[CompletionItem[str]]:
+    try:
+        names = sorted(path.name for path in (state.unchecked_home / "sessions").iterdir())
+    except Exception:
+        return []
+    fitting = (name for name in names if name.startswith(incomplete) and not name.startswith("."))
+    return [CompletionItem(name) for name in islice(fitting, OFFERED)]
+
+
+def profiles(state: State, incomplete: str) -> list[CompletionItem[str]]:
+    from ..agents import Profiles
+
+    try:
+        names = Profiles(state.unchecked_home).names()
+    except Exception:
+        names = ["shell", "echo"]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]

@@ -1,0 +1,127 @@
+"""`openjobs wait` and `openjobs stop`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+from ..jobs import Job
+from . import exits, output, shapes, table
+from .options import JOB_ID, SECONDS, command
+from .state import State
+from .text import duration, one_line
+
+
+@command("wait")
+@click.argument("ids", type=JOB_ID, nargs=-1, required=True, metavar="ID...")
+@click.option("--any", "any_", is_flag=True, help="Until the first of them has ended.")
+@click.option("--timeout", type=SECONDS, help="Give up after this time (exit code 4); the jobs go on.")
+def wait_command(state: State, ids: tuple[str, ...], any_: bool, timeout: float | None) -> int:
+    """Wait until jobs have ended.
+
+    Prints a line for each job when it ends. The exit code is 0 when all completed, else that of the
+    worst: 4 unfinished, 1 errored, 5 cancelled. With --any it is that of the one that ended first.
+    """
+    wanted = state.resolve_all(ids)
+    jobs = _wait(state, wanted, any_, timeout)
+    ended = [job for job in jobs if job.terminal]
+    timed_out = not ended if any_ else len(ended) < len(jobs)
+    if state.json:
+        output.json_value({"jobs": [shapes.job(job) for job in jobs], "timed_out": timed_out})
+    elif timed_out:
+        left = [table.short_ids(wanted)(job.job_id) for job in jobs if not job.terminal]
+        output.note(f"timed out; not ended: {' '.join(left[:8])}{' …' if len(left) > 8 else ''}")
+    if any_ and ended:
+        return exits.of_job(min(ended, key=lambda job: job.completed_at or job.created_at))
+    return exits.of_jobs(jobs)
+
+
+def _wait(state: State, ids: list[str], any_: bool, timeout: float | None) -> list[Job]:
+    """The jobs in the order given, as they stand at the end; each is told as it ends."""
+    from .live import spinner
+
+    end = None if timeout is None else time.monotonic() + timeout
+    latest = {job.job_id: job for job in state.await_jobs(ids, "all", 0)}
+    told: set[str] = set()
+    started = time.monotonic()
+
+    def words() -> str:
+        open_jobs = [job for job in latest.values() if not job.terminal]
+        subject = one_line(open_jobs[0].subject) if len(open_jobs) == 1 else f"{len(open_jobs)} of {len(ids)} jobs"
+        return f"waiting {int(time.monotonic() - started)}s for {subject}"
+
+    with spinner(words):
+        while True:
+            _tell(state, [job for job in latest.values() if job.terminal and job.job_id not in told], ids)
+            told |= {job_id for job_id, job in latest.items() if job.terminal}
+            left = [job_id for job_id in ids if job_id not in told]
+            if not left or (any_ and told) or (end is not None and time.monotonic() >= end):
+                return [latest[job_id] for job_id in ids]
+            pause = None if end is None else max(0.0, end - time.monotonic())
+            latest |= {job.job_id: job for job in state.await_jobs(left, "any", pause)}
+
+
+def _tell(state: State, jobs: list[Job], ids: list[str]) -> None:
+    if state.json or not jobs:
+        return
+    if not output.is_terminal(sys.stdout):
+        output.lines(table.plain(jobs))
+        return
+    shorten = table.short_ids(ids)
+    for job in jobs:
+        output.line(ended_line(job, shorten(job.job_id)))
+
+
+def ended_line(job: Job, shown_id: str, colour: bool | None = None) -> str:
+    """`1a2b3c4d  completed in 3.2s  subject`, for a terminal."""
+    word = table.status_word(job)
+    took = table.seconds_taken(job, None)
+    spent = f" in {duration(took)}" if took is not None else ""
+    room = max(10, table.terminal_width() - len(shown_id) - 2 - len(word + spent) - 2)
+    said = job.subject if job.error is None else f"{job.subject}: {job.error}"
+    pieces = [
+        (shown_id, "bold"),
+        ("  ", ""),
+        (word + spent, table.STATUS_STYLE[word]),
+        ("  ", ""),
+        (table.fitted(one_line(said), room).rstrip(), ""),
+    ]
+    return table.to_ansi(pieces, table.coloured() if colour is None else colour)
+
+
+@command("stop")
+@click.argument("ids", type=JOB_ID, nargs=-1, required=True, metavar="ID...")
+@click.option("--reason", help="Why; kept with the job.")
+def stop_command(state: State, ids: tuple[str, ...], reason: str | None) -> int:
+    """Ask jobs, and the jobs they started, to stop.
+
+    Returns at once with the state each job is in now; a running job may take up to 30 seconds to end.
+    A job that has ended already stays as it is.
+    """
+    wanted = state.resolve_all(ids)
+    shorten = table.short_ids(wanted)
+    stopped = []
+    for job_id in wanted:
+        was = state.client.get(job_id)
+        job = was if was.terminal else state.client.cancel(job_id, reason=reason)
+        stopped.append(job)
+        if not state.json:
+            _tell_stopped(was, job, shorten(job_id))
+    if state.json:
+        output.json_value({"jobs": [shapes.stopped(job) for job in stopped]})
+    elif any(not job.terminal for job in stopped):
+        output.hint(f"`openjobs wait {' '.join(shorten(job.job_id) for job in stopped[:3])}` waits for the end")
+    return exits.COMPLETED
+
+
+def _tell_stopped(was: Job, job: Job, shown_id: str) -> None:
+    if not output.is_terminal(sys.stdout):
+        output.lines(table.plain([job]))
+    elif was.terminal:
+        output.line(f"{shown_id}  had already ended: {job.status.value}")
+    elif job.terminal:
+        output.line(ended_line(job, shown_id))
+    else:
+        output.line(f"{shown_id}  was asked to stop ({job.status.value})")

@@ -1,0 +1,76 @@
+"""How a command ends: one number for scripts, one line for people. Source: issue 2, *Exit codes*."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..errors import AmbiguousId, Damaged, InvalidInput, NotFound, OpenJobsError, OutcomeUnknown, Refused, SessionBusy
+from ..jobs import Job, JobStatus
+from .text import one_line, visible
+
+COMPLETED = 0
+ERRORED = 1  #: the job errored, or openjobs itself failed
+USAGE = 2
+NOT_FOUND = 3  #: nothing by that id, or more than one
+TIMED_OUT = 4  #: the wait ended before the job
+CANCELLED = 5
+REFUSED = 6  #: the store is damaged, or what was asked for was refused
+INTERRUPTED = 130
+BROKEN_PIPE = 141  #: the reader of our output went away
+
+#: how many candidates an answer names
+CANDIDATES = 8
+
+
+def of_job(job: Job) -> int:
+    match job.status:
+        case JobStatus.COMPLETED:
+            return COMPLETED
+        case JobStatus.ERRORED:
+            return ERRORED
+        case JobStatus.CANCELLED:
+            return CANCELLED
+        case _:
+            return TIMED_OUT
+
+
+def of_jobs(jobs: Iterable[Job]) -> int:
+    """One number for several jobs: unfinished outweighs errored outweighs cancelled."""
+    codes = {of_job(job) for job in jobs}
+    return next((code for code in (TIMED_OUT, ERRORED, CANCELLED) if code in codes), COMPLETED)
+
+
+def of_error(error: BaseException) -> int:
+    match error:
+        case NotFound():
+            return NOT_FOUND
+        case InvalidInput():
+            return USAGE
+        case Refused() | Damaged() | OutcomeUnknown() | OSError():
+            return REFUSED
+        case _:
+            return ERRORED
+
+
+def explain(error: BaseException) -> str:
+    """One clear line (and perhaps the candidates below it): what is wrong and what to do."""
+    if not isinstance(error, OpenJobsError):
+        what = visible(str(error)) or "no further words"
+        if isinstance(error, OSError):
+            return what
+        return f"openjobs failed: {type(error).__name__}: {what} (OPENJOBS_DEBUG=1 shows where)"
+    lines = visible(str(error)).splitlines()[:12]
+    if isinstance(error, NotFound):
+        lines += _candidates(error, lines[0])
+    elif isinstance(error, SessionBusy) and "again" not in lines[0]:
+        lines[0] += " (try again)"
+    return "\n".join(lines)
+
+
+def _candidates(error: NotFound, said: str) -> list[str]:
+    shown = [one_line(str(candidate), 100) for candidate in error.candidates]
+    if not shown or all(candidate in said for candidate in shown):
+        return []
+    head = "it could be" if isinstance(error, AmbiguousId) else "there are"
+    more = [f"  … and {len(shown) - CANDIDATES:,} more"] if len(shown) > CANDIDATES else []
+    return [f"{head}:", *(f"  {candidate}" for candidate in shown[:CANDIDATES]), *more]

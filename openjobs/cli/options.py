@@ -1,0 +1,115 @@
+"""Options that every command has, and what a job id or session is on a command line."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from .state import State
+
+if TYPE_CHECKING:  # generic in newer versions of click only
+    Text = click.ParamType[str]
+    Number = click.ParamType[float]
+else:
+    Text = Number = click.ParamType
+
+
+def _with_state(function: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> int:
+        return function(click.get_current_context().ensure_object(State), *args, **options)
+
+    return call
+
+
+def _set_home(ctx: click.Context, param: click.Parameter, value: Path | None) -> None:
+    if value is not None:
+        ctx.ensure_object(State).home_option = value
+
+
+def _set_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.ensure_object(State).json = True
+
+
+home_option = click.option(
+    "--home",
+    type=click.Path(file_okay=False, path_type=Path),
+    expose_value=False,
+    callback=_set_home,
+    # Not click's `envvar`: the variable would then win over a `--home` before the command's name.
+    help="Where sessions are kept; else OPENJOBS_HOME, else the user's state directory.",
+)
+json_option = click.option(
+    "--json", is_flag=True, expose_value=False, callback=_set_json, is_eager=True, help="Print JSON."
+)
+
+
+def command(name: str, **settings: Any) -> Callable[[Callable[..., int]], click.Command]:
+    """A command that takes the `State` first and returns its exit code."""
+
+    def decorate(function: Callable[..., int]) -> click.Command:
+        made: click.Command = click.command(name, **settings)(home_option(json_option(_with_state(function))))
+        return made
+
+    return decorate
+
+
+class JobId(Text):
+    """A job id or its beginning; completed from the index of ids."""
+
+    name = "id"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        from .completion import job_ids
+
+        return job_ids(ctx.ensure_object(State), incomplete)
+
+
+class SessionId(Text):
+    name = "session"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        from .completion import sessions
+
+        return sessions(ctx.ensure_object(State), incomplete)
+
+
+class AgentId(Text):
+    name = "profile"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        from .completion import profiles
+
+        return profiles(ctx.ensure_object(State), incomplete)
+
+
+class Seconds(Number):
+    """A span: a number of seconds, or a number with s, m, h or d (`90`, `1.5m`, `2h`)."""
+
+    name = "time"
+    _UNITS: ClassVar = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        text = str(value).strip()
+        unit = self._UNITS.get(text[-1:].lower())
+        try:
+            seconds = float(text[:-1]) * unit if unit else float(text)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds < float("inf"):
+            self.fail(f"{value!r} is not a time: a number of seconds, or a number with s, m, h or d", param, ctx)
+        return seconds
+
+
+JOB_ID = JobId()
+SESSION_ID = SessionId()
+AGENT_ID = AgentId()
+SECONDS = Seconds()

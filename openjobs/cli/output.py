@@ -1,0 +1,99 @@
+"""Where words go: results to stdout, everything about them to stderr, JSON as one value or one line each.
+
+Whether a stream is a terminal is asked per stream: `openjobs agent … > file` still spins on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from .text import to_json, visible
+
+
+class ReaderGone(Exception):
+    """Whoever read our stdout has closed it.
+
+    A type of its own: a `BrokenPipeError` from anywhere else (a socket) is a failure to be told.
+    """
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at this stream."""
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether lines on this stream can be drawn over."""
+    return is_terminal(stream) and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def line(text: str = "") -> None:
+    """One line on stdout, flushed, since somebody may be waiting for it. `text` is visible already."""
+    lines([text])
+
+
+def lines(texts: list[str]) -> None:
+    """Many lines at once: 10,000 flushes are 10,000 system calls."""
+    with _reader():
+        sys.stdout.write("".join(text + "\n" for text in texts))
+        sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """About the result, not the result: one line on stderr."""
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass  # nobody listens there; what matters went to stdout or into the exit code
+
+
+def hint(text: str) -> None:
+    """What one could do next; only a person at a terminal is told."""
+    if is_terminal(sys.stderr):
+        note(text)
+
+
+def result(text: str) -> None:
+    """A job's text: as it is into a pipe or file, made visible on a terminal."""
+    with _reader():
+        if is_terminal(sys.stdout):
+            shown = visible(text)
+            sys.stdout.write(shown if shown.endswith("\n") or not shown else shown + "\n")
+            sys.stdout.flush()
+        else:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+            sys.stdout.buffer.flush()
+
+
+def json_value(value: Any) -> None:
+    """The one value of a `--json` command, indented for a person."""
+    line(to_json(value, indent=2 if is_terminal(sys.stdout) else None))
+
+
+def json_line(value: Any) -> None:
+    """One value of a stream."""
+    line(to_json(value))
+
+
+def abandon_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush has nobody to complain about."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+
+
+@contextmanager
+def _reader() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise ReaderGone from None

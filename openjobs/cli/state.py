@@ -1,0 +1,161 @@
+"""What one command line has at hand: its home, and the store and client on it, opened when first used.
+
+Only here and in `host` is the environment read. Everything heavy is imported inside the properties:
+`openjobs --help` must not pay for git.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..errors import AmbiguousId, NotFound, SessionExists, UnknownJob
+
+if TYPE_CHECKING:
+    from ..host.client import HostClient
+    from ..host.launcher import Runtime
+    from ..jobs import Job
+    from ..runner import JobClient, JobRunner
+    from ..store import GitJobStore
+
+DEFAULT_SESSION = "default"
+
+
+class State:
+    def __init__(self) -> None:
+        self.home_option: Path | None = None
+        self.json = False
+        self._runner: JobRunner | None = None
+        self._host: HostClient | None = None
+
+    @cached_property
+    def home(self) -> Path:
+        """`--home`, else OPENJOBS_HOME, else the platform's state directory of this user; made if missing."""
+        from ..host.config import prepare_home
+
+        return prepare_home(self.unchecked_home)
+
+    @cached_property
+    def unchecked_home(self) -> Path:
+        """The same, only looked up: for shell completion, which must not make or warn about anything."""
+        from ..host.config import find_home
+
+        return find_home(self.home_option)
+
+    @cached_property
+    def parent_job(self) -> Job | None:
+        """The job of this home that this command line runs inside of."""
+        job_id = os.environ.get("OPENJOBS_JOB_ID")
+        if not job_id:
+            return None
+        try:
+            return self.store.get(job_id)
+        except UnknownJob:
+            return None  # a job of another home: `--home` was given inside of it
+
+    @cached_property
+    def store(self) -> GitJobStore:
+        from ..store import GitJobStore
+
+        return GitJobStore(self.home)
+
+    @cached_property
+    def client(self) -> JobClient:
+        from ..runner import JobClient
+
+        return JobClient(self.store)
+
+    def use_home(self, home: Path) -> None:
+        """Another home than the user's own (a demo)."""
+        self.__dict__.pop("home", None)
+        self.home_option = home
+
+    def adopt(self, runtime: Runtime) -> JobRunner:
+        """Use the runner of this process and its store from now on; who opened them closes them."""
+        self._runner = runtime.runner
+        self.__dict__.pop("client", None)
+        if (opened := self.__dict__.pop("store", None)) is not None:
+            opened.close()
+        self.__dict__["store"] = runtime.store
+        return runtime.runner
+
+    def await_jobs(self, ids: Sequence[str], mode: Literal["all", "any"], timeout: float | None) -> list[Job]:
+        """The jobs in the order given: ended, or as they stand after `timeout` seconds."""
+        if self._runner is not None:
+            return self._runner.await_tasks(ids, mode=mode, timeout=timeout)
+        if self._host is not None:
+            return self._await_at_host(self._host, ids, mode, timeout)
+        return self.client.await_tasks(ids, mode=mode, timeout=timeout)
+
+    def use_host(self, host: HostClient) -> None:
+        """Wait at the home's host from now on; who connected closes it."""
+        self._host = host
+
+    @property
+    def nested(self) -> bool:
+        """Whether a job waits when this command line does: then in one piece, since its slot is lent meanwhile."""
+        return self.parent_job is not None
+
+    def _await_at_host(
+        self, host: HostClient, ids: Sequence[str], mode: Literal["all", "any"], timeout: float | None
+    ) -> list[Job]:
+        from ..host.wire import job_from_wire
+
+        fields: dict[str, Any] = {"job_ids": list(ids), "mode": mode}
+        if timeout is not None:
+            fields["timeout_s"] = timeout
+        if self.parent_job is not None:
+            fields["waiting_job_id"] = self.parent_job.job_id
+        return [job_from_wire(job) for job in host.call("await_jobs", **fields)["tasks"]]
+
+    def close(self) -> None:
+        if self._runner is not None:
+            return
+        for name in ("client", "store"):
+            opened = self.__dict__.pop(name, None)
+            if opened is not None and hasattr(opened, "close"):
+                opened.close()
+
+    # --- ids -----------------------------------------------------------------------------------------
+
+    def resolve(self, prefix: str) -> str:
+        """The one job id that begins with `prefix`. `UnknownJob` and `AmbiguousId` tell the candidates."""
+        try:
+            return self.store.resolve(prefix.strip().lower())
+        except NotFound as error:
+            raise self._described(error, prefix) from None
+
+    def resolve_all(self, prefixes: Sequence[str]) -> list[str]:
+        """The ids, each once, in the order given."""
+        return list(dict.fromkeys(self.resolve(prefix) for prefix in prefixes))
+
+    def make_session(self, session_id: str) -> None:
+        """A session is made on first use."""
+        if not self.store.has_session(session_id):
+            try:
+                self.store.create_session(session_id)
+            except SessionExists:
+                if not self.store.has_session(session_id):
+                    raise  # the same name in other letter case
+
+    def _described(self, error: NotFound, prefix: str) -> NotFound:
+        """The same error, its candidates with status and subject: an id alone helps nobody to choose."""
+        from .text import one_line
+
+        told: list[str] = []
+        for job_id in list(error.candidates)[:8]:
+            try:
+                job = self.store.get(job_id)
+                told.append(f"{job_id}  {job.status.value:<9}  {one_line(job.subject, 60)}")
+            except NotFound:
+                told.append(job_id)
+        rest = list(error.candidates)[8:]
+        if isinstance(error, AmbiguousId):
+            return AmbiguousId(f"more than one job id begins with {prefix!r}", candidates=[*told, *rest])
+        said = f"no job id begins with {prefix!r}"
+        if not told:
+            said += "; `openjobs list` shows the jobs there are"
+        return UnknownJob(said, candidates=[*told, *rest])
