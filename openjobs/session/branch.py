@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..errors import Damaged
-from . import cards
 from .documents import Documents
 from .history import Node
 
@@ -24,14 +23,9 @@ def chain(documents: Documents, head_id: str) -> Iterator[Node]:
 
 
 def cards_beside(documents: Documents, node_ids: set[str]) -> dict[str, list[Node]]:
-    """The newest version of each attach card whose parent is one of these messages, in order of creation."""
-    newest: dict[str, Node] = {}
-    for segment in documents.segments():
-        for node in segment.nodes():
-            if node.function == cards.FUNCTION and node.parent in node_ids:
-                newest[node.id] = node
+    """The attach cards whose parent is one of these messages, by parent, in order of creation."""
     found: dict[str, list[Node]] = {}
-    for node in newest.values():
-        assert node.parent is not None
-        found.setdefault(node.parent, []).append(node)
+    for card in documents.cards_on(node_ids):
+        assert card.parent is not None
+        found.setdefault(card.parent, []).append(card)
     return found

@@ -10,9 +10,9 @@ from datetime import datetime
 
 from ..clock import to_text
 from ..jobs import Job, JobStatus
-from .history import Node
+from .history import ATTACH, Node
 
-FUNCTION = "attach"
+FUNCTION = ATTACH
 RUNNING = "(running)"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,7 +100,13 @@ def page_tags(page: Page) -> bytes:
 
 def _segment_entries(view: View, number: int) -> Entries:
     path = history.segment_path(number)
-    return list(Segment.parse(path, view.read(path)).places), b""
+    segment = Segment.parse(path, view.read(path))
+    return [*segment.places, *(_beside(parent) for parent in segment.card_parents())], b""
+
+
+def _beside(parent: str) -> str:
+    """The key under which a segment with a card on that message is found; no message id has an `@` in front."""
+    return "@" + parent
 
 
 class Documents:
@@ -283,6 +289,19 @@ class Documents:
         if found is None:
             raise UnknownNode(f"there is no message {node_id} in this session", candidates=())
         return found
+
+    def cards_on(self, node_ids: Collection[str]) -> list[Node]:
+        """The newest version of each attach card that hangs on one of these messages, in order of creation."""
+        last = max(_last_number(self._view, history.HISTORY, history.number_of), 0)
+        with self._memory.lock:
+            self._memory.nodes.sync(self._view, closed_only_below=last)
+            numbers = {n for node_id in node_ids for n in self._memory.nodes.find(_beside(node_id)) if n < last}
+        newest: dict[str, Node] = {}
+        for number in [*sorted(numbers), last, last + 1]:
+            for card in self._segment(number).cards():
+                if card.parent in node_ids:
+                    newest[card.id] = card
+        return list(newest.values())
 
     def segments(self) -> Iterator[Segment]:
         """All segments, oldest first."""

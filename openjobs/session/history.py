@@ -23,6 +23,10 @@ SEGMENT_NODES = 512
 SEGMENT_BYTES = 128 * 1024
 FANOUT = 256
 
+#: the `function` of an attach card
+ATTACH = "attach"
+_CARD = b'"function":"attach"'
+
 _NAME = re.compile(r"(\d{4,})\.jsonl\Z")
 
 
@@ -138,6 +142,18 @@ class Segment:
             node = self.get(node_id)
             assert node is not None
             yield node
+
+    def cards(self) -> Iterator[Node]:
+        """The newest version here of each attach card."""
+        for node_id, (offset, length) in self.places.items():
+            if _CARD in self.data[offset : offset + length]:
+                node = self.get(node_id)
+                if node is not None and node.function == ATTACH:
+                    yield node
+
+    def card_parents(self) -> list[str]:
+        """The messages on which cards of this segment hang, each once."""
+        return list(dict.fromkeys(card.parent for card in self.cards() if card.parent is not None))
 
     def append(self, nodes: list[Node]) -> Segment:
         places, chunks, offset = dict(self.places), [self.data], len(self.data)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..session import Documents, Meta, Node
 from ..session.branch import cards_beside, chain
+from ..session.context import ContextItem, chat_messages, context_of
 
 if TYPE_CHECKING:
     from .base import JobStore
@@ -89,6 +90,20 @@ class Session:
         nodes = self.branch(head_id)
         cards = cards_beside(documents, {node.id for node in nodes})
         return [each for node in nodes for each in (node, *cards.get(node.id, ()))]
+
+    def context(
+        self, head_id: str | None = None, budget: int | None = None, *, expand_branches: bool = False
+    ) -> list[ContextItem]:
+        """The ordered items that a turn at `head_id` (default: the head) sees; see `session.context`."""
+        documents = self._documents()
+        head = head_id if head_id is not None else documents.meta().head_id
+        if head is None:
+            return []
+        return context_of(documents, head, budget=budget, expand_branches=expand_branches)
+
+    def messages(self, head_id: str | None = None, budget: int | None = None) -> list[dict[str, str]]:
+        """The same as plain chat messages, `{"role", "content"}`, for a provider."""
+        return chat_messages(self.context(head_id, budget))
 
     def nodes(self) -> Iterator[Node]:
         """Every message, cards too, in order of first appearance; reads the whole history."""

@@ -1,0 +1,111 @@
+"""What a turn sees: the messages of its branch, and the ended jobs that hang beside them.
+
+Source: spec 003, D8. A running job is never seen, so no turn meets half-written content; a completed
+one stands with its result (or its whole branch), a cancelled one with its partial text and marker,
+an errored one with its error line.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+
+import attrs
+
+from ..ids import short
+from .branch import cards_beside, chain
+from .documents import Documents
+from .history import ATTACH, Node
+
+
+class ItemKind(enum.StrEnum):
+    MESSAGE = "message"
+    ATTACH = "attach"  #: an ended job
+    CUT = "cut"  #: older items were left out for the budget
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class ContextItem:
+    kind: ItemKind
+    role: str
+    text: str
+    #: the message or card; None for `CUT`
+    node: Node | None = None
+    #: of an ended job: its id, label and how it ended
+    job_id: str | None = None
+    label: str | None = None
+    status: str | None = None
+
+
+def context_of(
+    documents: Documents, head_id: str, *, budget: int | None = None, expand_branches: bool = False
+) -> list[ContextItem]:
+    """The ordered items that a turn at `head_id` sees, oldest first.
+
+    `budget` is a number of characters: the newest items that fit are kept, whole, and the last one
+    always; what was left out is said by a first item of kind `CUT`. `expand_branches` puts the
+    messages of a completed job's branch in place of its result.
+    """
+    nodes = list(reversed(list(chain(documents, head_id))))
+    beside = cards_beside(documents, {node.id for node in nodes})
+    items = [
+        item
+        for node in nodes
+        for each in (node, *beside.get(node.id, ()))
+        for item in _items(documents, each, expand_branches)
+    ]
+    return items if budget is None else _within(items, budget)
+
+
+def _items(documents: Documents, node: Node, expand_branches: bool) -> Iterator[ContextItem]:
+    if node.function != ATTACH:
+        yield ContextItem(kind=ItemKind.MESSAGE, role=node.role, text=node.content, node=node)
+        return
+    attach = node.extra.get("attach", {})
+    status = attach.get("status")
+    if status not in ("completed", "cancelled", "errored"):
+        return
+    about = {"job_id": attach.get("job_id"), "label": node.extra.get("label"), "status": status}
+    head_id = attach.get("head_id")
+    own = attach.get("session_id") == documents.meta().session_id
+    if expand_branches and status == "completed" and head_id is not None and own:
+        for each in _job_branch(documents, head_id, str(attach.get("job_id"))):
+            yield ContextItem(kind=ItemKind.ATTACH, role=each.role, text=each.content, node=each, **about)
+        return
+    yield ContextItem(kind=ItemKind.ATTACH, role="user", text=node.content, node=node, **about)
+
+
+def _job_branch(documents: Documents, head_id: str, job_id: str) -> list[Node]:
+    """The messages of a job's own branch: from its prompt to its head."""
+    found: list[Node] = []
+    for node in chain(documents, head_id):
+        found.append(node)
+        if node.role == "user" and node.extra.get("job_id") == job_id:
+            break
+    return found[::-1]
+
+
+def _within(items: list[ContextItem], budget: int) -> list[ContextItem]:
+    kept: list[ContextItem] = []
+    used = 0
+    for item in reversed(items):
+        used += len(item.text)
+        if kept and used > budget:
+            break
+        kept.append(item)
+    left_out = len(items) - len(kept)
+    if left_out:
+        kept.append(ContextItem(kind=ItemKind.CUT, role="system", text=f"[{left_out} earlier messages left out]"))
+    return kept[::-1]
+
+
+def chat_messages(items: list[ContextItem]) -> list[dict[str, str]]:
+    """Plain chat messages for a provider: `{"role", "content"}`, an ended job as a user message that says so."""
+    return [{"role": item.role, "content": _chat_text(item)} for item in items]
+
+
+def _chat_text(item: ContextItem) -> str:
+    if item.kind is not ItemKind.ATTACH or (item.node is not None and item.node.function != ATTACH):
+        return item.text
+    label = f' "{item.label}"' if item.label else ""
+    return f"[background job {short(item.job_id or '?')}{label} {item.status}]\n{item.text}"
