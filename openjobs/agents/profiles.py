@@ -10,11 +10,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..errors import InvalidInput, UnknownAgent
+from ..errors import Closed, InvalidInput, UnknownAgent
 from ..jobs import SyncFn
 from . import builtin
 from .templates import CommandTemplate, check_agent_id, read_templates
+
+if TYPE_CHECKING:
+    from ..processes.template import Template
 
 CONFIG = "config.toml"
 
@@ -24,7 +28,9 @@ class Profiles:
 
     Guarantees: `get` answers from what the file says now; a file that cannot be used makes `get`
     raise for its own profiles and never for registered and built-in ones.
-    `_lock` protects the registered callables and the templates with the signature of their file.
+    Assumptions: `close` is called when no command runs any more; it ends the process that keepers
+    are started from, which the first command starts.
+    `_lock` protects the registered callables, the templates with the signature of their file, and `_keepers`.
     """
 
     def __init__(self, home: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> None:
@@ -35,6 +41,22 @@ class Profiles:
         self._registered: dict[str, SyncFn] = {}
         self._templates: dict[str, CommandTemplate] = {}
         self._signature: tuple[int, ...] | None = None
+        self._keepers: Template | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Ends what commands are started from; commands that run go on. May be repeated."""
+        with self._lock:
+            self._closed = True
+            keepers, self._keepers = self._keepers, None
+        if keepers is not None:
+            keepers.close()
+
+    def __enter__(self) -> Profiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def config_path(self) -> Path | None:
@@ -64,13 +86,23 @@ class Profiles:
             raise self._unknown(agent_id)
         from .command import CommandProfile  # late: it brings `subprocess`
 
-        return CommandProfile(template, self._home, self._environ)
+        return CommandProfile(template, self._home, self._environ, self._keeper_template)
 
     def names(self) -> list[str]:
         """Every name that `get` would find. Raises `InvalidConfiguration` for a broken file."""
         with self._lock:
             registered = set(self._registered)
         return sorted(registered | set(builtin.NAMES) | set(self._current()))
+
+    def _keeper_template(self) -> Template:
+        from ..processes.template import Template
+
+        with self._lock:
+            if self._closed:
+                raise Closed("the profiles are closed; no command can be started any more")
+            if self._keepers is None:
+                self._keepers = Template()
+            return self._keepers
 
     def _current(self) -> Mapping[str, CommandTemplate]:
         path = self.config_path

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +68,8 @@ class CommandTemplate:
 
 def read_templates(path: Path) -> dict[str, CommandTemplate]:
     """The profiles of a configuration file; none where there is no file. Raises `InvalidConfiguration`."""
+    import tomllib  # late: most commands never read the file
+
     try:
         with path.open("rb") as file:
             raw = file.read(CONFIG_LIMIT_BYTES + 1)

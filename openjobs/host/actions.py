@@ -1,0 +1,362 @@
+"""The action table: what can be asked of a home's runner, as plain functions. Source: spec 003, D9.
+
+`TABLE` maps a name to its handler; `perform` finds, checks and runs one; `answer` makes of a
+request line's object what goes back. The socket here and the WebSocket server are two faces of
+this one table. Every field is checked before anything is done, and an unknown field is refused,
+since a misspelt one would otherwise be an option silently lost.
+
+| action | fields | answer |
+|---|---|---|
+| spawn_job | session_id, prompt, description?, agent_id?, context?, wait?, … | job_id, status, parent_msg_id |
+| list_jobs | session_id?, status_filter?, limit?, parent_job_id?, parent_msg_id?, before? | tasks |
+| get_job | job_id | the job's fields, partial_result |
+| cancel_job | job_id, reason? | job_id, status |
+| await_jobs | job_ids, mode?, timeout_s?, waiting_job_id? | tasks, timed_out |
+| cancel_session | session_id, reason? | tasks |
+| stats, ping, shutdown | | |
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ..errors import Closed, InvalidInput, OpenJobsError, SessionExists
+from ..ids import check_job_id, check_node_id, check_session_id, is_prefix
+from ..jobs import ContextMode, Job, JobStatus, SpawnRequest
+from .wire import error_to_wire, job_to_wire
+
+LIST_LIMIT = 1000
+AWAIT_LIMIT = 10_000
+#: how often a waiting action looks whether anybody still waits for its answer
+_SLICE_S = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+@attrs.frozen(kw_only=True)
+class Context:
+    """What the handlers work on, and who asks."""
+
+    runner: Any
+    store: Any
+    #: what `ping` says beside its own fields
+    about: Mapping[str, Any] = attrs.field(factory=dict)
+    #: asks the process to end, with a reason
+    stop: Callable[[str], object] = attrs.field(default=lambda reason: None)
+    #: whether the asker went away, or the host must end the connection
+    gone: Callable[[], bool] = attrs.field(default=lambda: False)
+
+
+Fields = Mapping[str, Any]
+Handler = Callable[[Context, Fields], dict[str, Any]]
+
+
+def answer(context: Context, request: Mapping[str, Any]) -> dict[str, Any]:
+    """`{ok: true, result}` or `{ok: false, error: {code, message, ...}}`, with the request's `id` where it had one."""
+    reply: dict[str, Any] = {"id": request["id"]} if isinstance(request.get("id"), str | int) else {}
+    fields = {name: value for name, value in request.items() if name not in ("id", "action")}
+    try:
+        return {**reply, "ok": True, "result": perform(context, request.get("action"), fields)}
+    except OpenJobsError as error:
+        return {**reply, "ok": False, "error": error_to_wire(error)}
+    except Exception as error:
+        _log.exception("the action %r failed", request.get("action"))
+        return {**reply, "ok": False, "error": error_to_wire(error)}
+
+
+def perform(context: Context, action: Any, fields: Fields) -> dict[str, Any]:
+    """The result of one action. Raises the typed error."""
+    handler = TABLE.get(action) if isinstance(action, str) else None
+    if handler is None:
+        raise InvalidInput(f"{action!r} is not an action; there are {', '.join(sorted(TABLE))}")
+    return handler(context, fields)
+
+
+# --- D9 -----------------------------------------------------------------------------------------------------
+
+_SPAWN = ("session_id", "prompt", "description", "agent_id", "context", "wait")
+_SPAWN_MORE = (
+    *("job_id", "parent_job_id", "parent_msg_id", "caller_session_id", "origin_tool_call_id", "cwd", "env"),
+    *("timeout_s", "metadata", "foreground", "create_session"),
+)
+
+
+def spawn_job(context: Context, fields: Fields) -> dict[str, Any]:
+    """Submits a job; with `wait` answers when it has ended. `create_session` makes a missing session."""
+    read = _Reader("spawn_job", fields, _SPAWN + _SPAWN_MORE)
+    request = SpawnRequest(
+        prompt=read.text("prompt"),
+        parent_session_id=check_session_id(read.text("session_id")),
+        description=read.text("description", default=""),
+        agent_id=read.text("agent_id", default="main"),
+        context_mode=read.one_of("context", [mode.value for mode in ContextMode], default=ContextMode.INHERIT.value),
+        parent_msg_id=read.checked("parent_msg_id", check_node_id),
+        parent_job_id=read.checked("parent_job_id", check_job_id),
+        caller_session_id=read.checked("caller_session_id", check_session_id),
+        origin_tool_call_id=read.optional_text("origin_tool_call_id"),
+        job_id=read.checked("job_id", check_job_id),
+        cwd=read.raw_text("cwd"),
+        env=read.environment("env"),
+        timeout_s=read.seconds("timeout_s"),
+        metadata=read.table("metadata"),
+        foreground=read.flag("foreground"),
+    )
+    wait = read.flag("wait")
+    if read.flag("create_session"):
+        _have_session(context, request.parent_session_id)
+    job = context.runner.submit(request)
+    if wait:
+        job = _await(context, [job.job_id], "all", None, request.parent_job_id)[0]
+    return {"job_id": job.job_id, "status": job.status.value, "parent_msg_id": job.parent_msg_id}
+
+
+def list_jobs(context: Context, fields: Fields) -> dict[str, Any]:
+    """The newest jobs first; without `session_id` those of all sessions."""
+    read = _Reader(
+        "list_jobs", fields, ("session_id", "status_filter", "limit", "parent_job_id", "parent_msg_id", "before")
+    )
+    jobs = context.runner.list(
+        session_id=read.checked("session_id", check_session_id),
+        status=read.statuses("status_filter"),
+        parent_job_id=read.checked("parent_job_id", check_job_id),
+        parent_msg_id=read.checked("parent_msg_id", check_node_id),
+        limit=read.whole("limit", 1, LIST_LIMIT, default=50),
+        before=read.checked("before", check_job_id),
+    )
+    return {"tasks": [job_to_wire(job) for job in jobs]}
+
+
+def get_job(context: Context, fields: Fields) -> dict[str, Any]:
+    """The entity; while it runs also what it has said so far (`partial_result`)."""
+    read = _Reader("get_job", fields, ("job_id",))
+    job_id = context.store.resolve(read.checked("job_id", _check_prefix, required=True))
+    job = context.runner.get(job_id)
+    return {**job_to_wire(job), "partial_result": _partial(context, job)}
+
+
+def cancel_job(context: Context, fields: Fields) -> dict[str, Any]:
+    """Asks a job to stop and answers with its present status; never waits for the worker."""
+    read = _Reader("cancel_job", fields, ("job_id", "reason"))
+    job_id = context.store.resolve(read.checked("job_id", _check_prefix, required=True))
+    job = context.runner.cancel(job_id, reason=read.optional_text("reason"))
+    return {"job_id": job.job_id, "status": job.status.value}
+
+
+# --- what the command line needs beside them -----------------------------------------------------------------
+
+
+def await_jobs(context: Context, fields: Fields) -> dict[str, Any]:
+    """Waits on the server for all or any of the jobs, at most `timeout_s`, and answers with all as they stand.
+
+    `waiting_job_id` names the job that waits, so that its slot is lent meanwhile.
+    """
+    read = _Reader("await_jobs", fields, ("job_ids", "mode", "timeout_s", "waiting_job_id"))
+    prefixes = read.checked_list("job_ids", _check_prefix, AWAIT_LIMIT)
+    mode = read.one_of("mode", ["all", "any"], default="all")
+    timeout_s = read.seconds("timeout_s", zero=True)
+    waiting_job_id = read.checked("waiting_job_id", check_job_id)
+    ids = [context.store.resolve(prefix) for prefix in prefixes]
+    jobs = _await(context, ids, mode, timeout_s, waiting_job_id)
+    met = (any if mode == "any" else all)(job.terminal for job in jobs)
+    return {"tasks": [job_to_wire(job) for job in jobs], "timed_out": not met}
+
+
+def cancel_session(context: Context, fields: Fields) -> dict[str, Any]:
+    """Asks every unfinished job of a session to stop."""
+    read = _Reader("cancel_session", fields, ("session_id", "reason"))
+    session_id = check_session_id(read.text("session_id"))
+    jobs = context.runner.cancel_session(session_id, reason=read.optional_text("reason"))
+    return {"tasks": [{"job_id": job.job_id, "status": job.status.value} for job in jobs]}
+
+
+def stats(context: Context, fields: Fields) -> dict[str, Any]:
+    _Reader("stats", fields, ())
+    return {**_as_table(context.runner.stats()), "host": dict(context.about)}
+
+
+def ping(context: Context, fields: Fields) -> dict[str, Any]:
+    _Reader("ping", fields, ())
+    return dict(context.about)
+
+
+def shutdown(context: Context, fields: Fields) -> dict[str, Any]:
+    """Asks the host to end, in the ordered way; answers before it does."""
+    _Reader("shutdown", fields, ())
+    context.stop("shutdown was asked for")
+    return {"stopping": True}
+
+
+TABLE: Mapping[str, Handler] = {
+    handler.__name__: handler
+    for handler in (spawn_job, list_jobs, get_job, cancel_job, await_jobs, cancel_session, stats, ping, shutdown)
+}
+#: actions that change nothing: when their answer is lost they can simply be asked again
+READING = frozenset({"list_jobs", "get_job", "await_jobs", "stats", "ping"})
+
+
+# --- parts --------------------------------------------------------------------------------------------------
+
+
+def _have_session(context: Context, session_id: str) -> None:
+    if not context.store.has_session(session_id):
+        try:
+            context.store.create_session(session_id)
+        except SessionExists:
+            if not context.store.has_session(session_id):
+                raise  # the same name in other letter case
+
+
+def _await(
+    context: Context, ids: Sequence[str], mode: str, timeout_s: float | None, waiting_job_id: str | None
+) -> list[Job]:
+    """Waits in slices, so that a thread never waits on behalf of a client that is gone."""
+    clock = context.store.clock
+    deadline = None if timeout_s is None else clock.monotonic() + timeout_s
+    met = any if mode == "any" else all
+    with context.runner.lending(waiting_job_id):
+        while True:
+            left = None if deadline is None else max(deadline - clock.monotonic(), 0.0)
+            piece = _SLICE_S if left is None else min(left, _SLICE_S)
+            jobs: list[Job] = context.runner.await_tasks(ids, mode=mode, timeout=piece)
+            if met(job.terminal for job in jobs) or (left is not None and left <= piece):
+                return jobs
+            if context.gone():
+                raise Closed("the connection ended while waiting; the jobs go on")
+
+
+def _partial(context: Context, job: Job) -> str | None:
+    if job.status is not JobStatus.RUNNING:
+        return None
+    text = context.runner.partial(job.job_id)
+    return text if isinstance(text, str) else None
+
+
+def _as_table(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else attrs.asdict(value)
+
+
+def _check_prefix(text: str) -> str:
+    if not is_prefix(text):
+        raise InvalidInput(f"{text!r} cannot be a job id or the beginning of one")
+    return text
+
+
+class _Reader:
+    """The fields of one request, each taken out with its check; errors name action and field."""
+
+    def __init__(self, action: str, fields: Fields, allowed: Sequence[str]) -> None:
+        self._action = action
+        self._fields = fields
+        unknown = [name for name in fields if name not in allowed]
+        if unknown:
+            may = ", ".join(allowed) or "none"
+            raise InvalidInput(f"{action} has no field {unknown[0]!r}; it has {may}", field=str(unknown[0]))
+
+    def _wrong(self, name: str, wanted: str) -> InvalidInput:
+        value = repr(self._fields.get(name))
+        shown = value if len(value) <= 80 else value[:79] + "…"
+        return InvalidInput(f"{self._action}: {name} must be {wanted}, not {shown}", field=name)
+
+    def raw_text(self, name: str) -> str | None:
+        """Text that goes to the operating system (a path): it need not be UTF-8, but has no NUL."""
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise self._wrong(name, "text without NUL")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """Text that is stored: it must be writable as UTF-8."""
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self._wrong(name, "text")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise self._wrong(name, "text that can be written as UTF-8") from error
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self.optional_text(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise InvalidInput(f"{self._action} needs the field {name}", field=name)
+        return value
+
+    def checked(self, name: str, check: Callable[[str], str], *, required: bool = False) -> Any:
+        value = self.optional_text(name)
+        if value is None and required:
+            raise InvalidInput(f"{self._action} needs the field {name}", field=name)
+        return None if value is None else check(value)
+
+    def checked_list(self, name: str, check: Callable[[str], str], most: int) -> list[str]:
+        value = self._fields.get(name)
+        if not isinstance(value, list) or not 1 <= len(value) <= most or not all(isinstance(i, str) for i in value):
+            raise self._wrong(name, f"a list of 1 to {most:,} ids")
+        return [check(item) for item in value]
+
+    def one_of(self, name: str, allowed: Sequence[str], default: str) -> str:
+        value = self._fields.get(name)
+        if value is None:
+            return default
+        if value not in allowed:
+            raise self._wrong(name, " or ".join(map(repr, allowed)))
+        return str(value)
+
+    def statuses(self, name: str) -> list[JobStatus] | None:
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        values = value if isinstance(value, list) else [value]
+        try:
+            return [JobStatus(item) for item in values]
+        except ValueError as error:
+            raise self._wrong(name, "one or a list of " + ", ".join(status.value for status in JobStatus)) from error
+
+    def flag(self, name: str) -> bool:
+        value = self._fields.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self._wrong(name, "true or false")
+        return bool(value)
+
+    def whole(self, name: str, least: int, most: int, default: int) -> int:
+        value = self._fields.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._wrong(name, f"a whole number from {least} to {most:,}")
+        return value
+
+    def seconds(self, name: str, *, zero: bool = False) -> float | None:
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not good or value < 0 or (value == 0 and not zero):
+            raise self._wrong(name, f"a number of seconds {'from' if zero else 'above'} 0")
+        return float(value)
+
+    def table(self, name: str) -> dict[str, Any] | None:
+        value = self._fields.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise self._wrong(name, "an object")
+        return value
+
+    def environment(self, name: str) -> dict[str, str] | None:
+        value = self.table(name)
+        if value is None:
+            return None
+        for key, text in value.items():
+            if not isinstance(text, str) or not key or "=" in key or "\0" in key or "\0" in text:
+                # The value is not shown: environments hold secrets.
+                raise InvalidInput(f"{self._action}: {name} must map names to text; {key!r} does not", field=name)
+        return value

@@ -1,0 +1,365 @@
+"""Talking to the home's host process, and starting one when none is alive.
+
+    with ensure_host(home) as host:
+        host.call("list_jobs", session_id="default")
+
+    spawn(home, request, environ=os.environ)     # survives a host that leaves at that very moment
+
+Thirty processes that want a host at once get the same one: who starts it holds
+`<home>/host.start.lock`, and the host itself holds `<home>/host.lock` for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..durable import Disk, FileLock
+from ..errors import Closed, HostBusy, HostFailed, HostUnavailable, OutcomeUnknown
+from ..ids import new_id
+from ..jobs import Job, SpawnRequest
+from . import address
+from .config import VARIABLE
+from .wire import (
+    ANSWER_LIMIT_BYTES,
+    PROTOCOL,
+    REQUEST_LIMIT_BYTES,
+    Lines,
+    decode,
+    encode,
+    error_from_wire,
+    job_from_wire,
+)
+
+HOST_LOCK = "host.lock"
+START_LOCK = "host.start.lock"
+LOG = "host.log"
+#: seconds without work and clients after which a host leaves
+IDLE_S = 60.0
+#: names the job that a process is part of; a job submitted there is its child
+JOB_VARIABLE = "OPENJOBS_JOB_ID"
+
+_PING_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 60.0
+_POLL_S = 0.02
+_LOG_LIMIT_BYTES = 1 << 20
+#: how often a submit is tried when hosts keep leaving under it
+_ATTEMPTS = 5
+#: actions that change nothing (`actions.READING`, without importing the runner's side)
+_READING = frozenset({"list_jobs", "get_job", "await_jobs", "stats", "ping"})
+#: what a host process takes over from who starts it: enough to run Python and to find its files,
+#: none of the secrets that a client's environment may hold
+_KEPT = frozenset({"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER", "OPENPROGRAM_JOB_WORKERS"})
+_KEPT_PREFIXES = ("LC_", "PYTHON", "COVERAGE_", "DYLD_", "LD_LIBRARY_PATH")
+
+
+class HostClient:
+    """One connection to a host.
+
+    Guarantees: requests of several threads go one after the other. After an error of the connection
+    every further call raises `HostUnavailable`; make a new client.
+    `_lock` protects the connection from the first byte of a request to the last of its answer.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lines = Lines(sock, ANSWER_LIMIT_BYTES)
+        self._lock = threading.Lock()
+        self._broken = False
+        #: what the host said of itself: pid, version, protocol, home
+        self.about: Mapping[str, Any] = {}
+
+    def call(self, action: str, **fields: Any) -> dict[str, Any]:
+        """The result of one action (see `host.actions`). Fields that are None are left out.
+
+        Raises the typed error that the host raised; `HostUnavailable` when it cannot be reached, and
+        `OutcomeUnknown` when the answer of an action that changes something was lost.
+        """
+        return self._call(action, fields, None)
+
+    def _call(self, action: str, fields: Mapping[str, Any], timeout_s: float | None) -> dict[str, Any]:
+        request = {"action": action, **{name: value for name, value in fields.items() if value is not None}}
+        line = encode(request, REQUEST_LIMIT_BYTES)
+        with self._lock:
+            if self._broken:
+                raise HostUnavailable("the connection to the host has ended")
+            try:
+                answer = self._exchange(action, line, timeout_s)
+            except BaseException:
+                # Whatever comes next on this connection would be taken for another request's answer.
+                self._broken = True
+                raise
+        if answer.get("ok") is True and isinstance(answer.get("result"), dict):
+            return dict(answer["result"])
+        error = answer.get("error")
+        raise error_from_wire(error) if isinstance(error, dict) else HostFailed("the host's answer cannot be read")
+
+    def _exchange(self, action: str, line: bytes, timeout_s: float | None) -> dict[str, Any]:
+        try:
+            self._sock.settimeout(timeout_s)
+            self._sock.sendall(line)
+        except OSError as error:
+            # A host that turns a client away says why before it closes.
+            reply = self._last_words()
+            if reply is not None:
+                return reply
+            raise HostUnavailable(f"the host went away before it had the request: {error}", sent=False) from error
+        try:
+            raw = self._lines.read(timeout_s)
+        except OSError as error:
+            raise HostUnavailable(f"the host does not answer: {error}", sent=True) from error
+        if raw is None:
+            if action in _READING:
+                raise HostUnavailable("the host went away before it answered", sent=True)
+            raise OutcomeUnknown(f"the host went away before it answered {action}; ask again to learn what happened")
+        return decode(raw)
+
+    def _last_words(self) -> dict[str, Any] | None:
+        with contextlib.suppress(OSError, ValueError):
+            raw = self._lines.read(0.1)
+            return None if raw is None else decode(raw)
+        return None
+
+    # --- the actions that are asked most, with real types ---
+
+    def spawn(self, request: SpawnRequest, *, wait: bool = False, create_session: bool = False) -> dict[str, Any]:
+        """`{job_id, status, parent_msg_id}`. Use the module's `spawn` where the host may leave meanwhile."""
+        fields = attrs.asdict(request, recurse=False)
+        fields["session_id"] = fields.pop("parent_session_id")
+        fields["context"] = str(fields.pop("context_mode"))
+        fields["cwd"] = None if request.cwd is None else os.fspath(request.cwd)
+        fields["env"] = None if request.env is None else dict(request.env)
+        fields["metadata"] = None if request.metadata is None else dict(request.metadata)
+        return self.call("spawn_job", **fields, wait=wait or None, create_session=create_session or None)
+
+    def get(self, job_id: str) -> tuple[Job, str | None]:
+        """The job and, while it runs, its partial text."""
+        found = self.call("get_job", job_id=job_id)
+        return job_from_wire(found), found.get("partial_result")
+
+    def await_jobs(
+        self,
+        job_ids: Sequence[str],
+        mode: str = "all",
+        timeout_s: float | None = None,
+        waiting_job_id: str | None = None,
+    ) -> list[Job]:
+        """The jobs as they stand when all (or any) have ended or the time is up, in the order given."""
+        answer = self.call(
+            "await_jobs", job_ids=list(job_ids), mode=mode, timeout_s=timeout_s, waiting_job_id=waiting_job_id
+        )
+        return [job_from_wire(fields) for fields in answer["tasks"]]
+
+    def cancel(self, job_id: str, reason: str | None = None) -> dict[str, Any]:
+        """`{job_id, status}`, at once."""
+        return self.call("cancel_job", job_id=job_id, reason=reason)
+
+    def close(self) -> None:
+        """From any thread: a call that waits ends with an error."""
+        self._broken = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def __enter__(self) -> HostClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(home: Path) -> HostClient | None:
+    """A client of the living host of a prepared home; None when there is none, or it is just leaving.
+
+    Raises `HostUnavailable` for one that does not answer, speaks another protocol or is another user's.
+    """
+    sock = address.dial(home)
+    if sock is None:
+        return None
+    client = HostClient(sock)
+    try:
+        client.about = client._call("ping", {}, _PING_TIMEOUT_S)
+        if client.about.get("protocol") != PROTOCOL:
+            raise HostUnavailable(
+                f"the host of {home} is of another version ({client.about.get('version')});"
+                f" it leaves after a minute without work, or stop process {client.about.get('pid')}",
+                pid=client.about.get("pid"),
+            )
+    except HostUnavailable as error:
+        client.close()
+        if hasattr(error, "sent") and not isinstance(error.__cause__, TimeoutError):
+            return None  # it was leaving: nobody read our request
+        raise
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def ensure_host(
+    home: Path,
+    *,
+    environ: Mapping[str, str] | None = None,
+    idle_s: float = IDLE_S,
+    workers: int | None = None,
+    timeout_s: float = _START_TIMEOUT_S,
+) -> HostClient:
+    """A client of the home's host, which is started when none is alive. `home` must be prepared.
+
+    `environ` is where a new host's few own variables come from (PATH, HOME, ...), `idle_s` and
+    `workers` are for a new host only. Raises `HostUnavailable`, or the error for which the host did not start.
+    """
+    deadline = time.monotonic() + timeout_s
+    lock = FileLock(home / START_LOCK, Disk(durable=False))
+    while True:
+        client = _try_connect(home)
+        if client is None and lock.try_acquire():
+            try:
+                client = _try_connect(home)
+                if client is None:
+                    _start(home, os.environ if environ is None else environ, idle_s, workers, deadline)
+                    client = _try_connect(home)
+            finally:
+                lock.release()
+        if client is not None:
+            return client
+        if time.monotonic() >= deadline:
+            raise HostUnavailable(f"no host of {home} could be reached within {timeout_s:g} s (see {home / LOG})")
+        time.sleep(_POLL_S)
+
+
+def spawn(
+    home: Path,
+    request: SpawnRequest,
+    *,
+    environ: Mapping[str, str],
+    wait: bool = False,
+    create_session: bool = False,
+    ensure: Callable[[Path], HostClient] | None = None,
+) -> dict[str, Any]:
+    """Hand a job to the home's host: `{job_id, status, parent_msg_id}`. A host that leaves loses nothing.
+
+    `environ` is the client's environment: the job gets it unless the request has its own, and a job
+    id in it (of a job of this home) makes the new job that job's child. The job's id is chosen here, so
+    asking a second host again never runs anything twice (R3).
+    """
+    request = attrs.evolve(
+        request,
+        job_id=request.job_id or new_id(),
+        env=dict(environ) if request.env is None else request.env,
+        parent_job_id=request.parent_job_id or parent_job(home, environ),
+    )
+    last: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        with (ensure or (lambda home: ensure_host(home, environ=environ)))(home) as client:
+            try:
+                return client.spawn(request, wait=wait, create_session=create_session)
+            except (OutcomeUnknown, HostUnavailable, Closed) as error:
+                last = error
+    assert last is not None
+    raise last
+
+
+def parent_job(home: Path, environ: Mapping[str, str]) -> str | None:
+    """The job of this home that the process with that environment is part of."""
+    job_id = environ.get(JOB_VARIABLE)
+    return job_id if job_id and environ.get(VARIABLE) == str(home) else None
+
+
+# --- starting one -------------------------------------------------------------------------------------------
+
+
+def _try_connect(home: Path) -> HostClient | None:
+    try:
+        return connect(home)
+    except HostBusy:
+        return None  # try again until the time is up
+
+
+def _start(home: Path, environ: Mapping[str, str], idle_s: float, workers: int | None, deadline: float) -> None:
+    """Start a host process, detached, and wait until it listens or says why it does not."""
+    import subprocess  # late: most commands find a host
+
+    reader, writer = os.pipe()
+    try:
+        with _open_log(home) as log:
+            command = [sys.executable, "-P", "-m", "openjobs.host", "--home", str(home)]
+            command += ["--idle-s", repr(idle_s), "--ready-fd", str(writer), "--detach"]
+            if workers is not None:
+                command += ["--workers", str(workers)]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=home,
+                env=_host_environment(environ),
+                pass_fds=(writer,),
+                start_new_session=True,
+            )
+        os.close(writer)
+        writer = -1
+        process.wait()  # it goes on as a child of nobody; this is only its first half
+        _wait_ready(reader, home, deadline)
+    finally:
+        os.close(reader)
+        if writer >= 0:
+            os.close(writer)
+
+
+def _wait_ready(reader: int, home: Path, deadline: float) -> None:
+    import select
+
+    said = b""
+    poll = select.poll()
+    poll.register(reader, select.POLLIN | select.POLLHUP)
+    while not said.endswith(b"\n"):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            raise HostUnavailable(f"the host of {home} did not start in time (see {home / LOG})")
+        piece = os.read(reader, 65536)
+        if not piece:
+            raise HostUnavailable(f"the host of {home} did not start: {_log_tail(home)} (see {home / LOG})")
+        said += piece
+    answer = decode(said)
+    if isinstance(answer.get("error"), dict):
+        raise error_from_wire(answer["error"])
+
+
+def _host_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    kept = {k: v for k, v in environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
+    root = Path(__file__).resolve().parents[2]
+    if not {"site-packages", "dist-packages"} & set(root.parts):
+        # Run from a source tree, which a new interpreter would not find: `-P` keeps its directory out.
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), kept.get("PYTHONPATH")]))
+    return kept
+
+
+@contextlib.contextmanager
+def _open_log(home: Path) -> Any:
+    path = home / LOG
+    with contextlib.suppress(FileNotFoundError):
+        if path.lstat().st_size > _LOG_LIMIT_BYTES:
+            os.replace(path, home / f"{LOG}.1")
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _log_tail(home: Path) -> str:
+    try:
+        lines = (home / LOG).read_text(errors="replace")[-2000:].strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "it said nothing"

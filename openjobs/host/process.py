@@ -1,0 +1,133 @@
+"""The host process, from taking the home's host lock to giving it back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from .._version import __version__
+from ..durable import Disk, FileLock
+from ..errors import OpenJobsError
+from . import address
+from .actions import Context, answer
+from .client import HOST_LOCK
+from .config import prepare_home
+from .launcher import Launcher, Runtime
+from .service import Service
+from .wire import PROTOCOL, error_to_wire
+
+#: a job that came without an environment gets no more than this of ours
+_BARE = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ")
+_TICK_S = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status. Says on `ready_fd` that it listens, that the lock is taken, or why it cannot start."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s"
+    )
+    ready = _Ready(options.ready_fd)
+    try:
+        home = prepare_home(Path(options.home))
+        os.chdir(home)  # never in the way of an unmount, and no code is found in somebody's directory
+        lock = FileLock(home / HOST_LOCK, Disk(durable=False))
+        if not lock.try_acquire():
+            ready.say({"taken": True})
+            return 0
+        try:
+            return _serve(home, options, ready)
+        finally:
+            # Last of all: until here another host would meet a store that still writes.
+            lock.release()
+    except OpenJobsError as error:
+        _log.error("the host cannot run: %s", error)
+        ready.say({"error": error_to_wire(error)})
+        return 1
+    finally:
+        ready.close()
+
+
+def _serve(home: Path, options: argparse.Namespace, ready: _Ready) -> int:
+    with Launcher() as launcher:
+        environ = {name: os.environ[name] for name in _BARE if name in os.environ}
+        runtime = launcher.open(home, workers=options.workers, environ=environ)
+        context = Context(
+            runner=runtime.runner,
+            store=runtime.store,
+            about={"pid": os.getpid(), "version": __version__, "protocol": PROTOCOL, "home": str(home)},
+            stop=launcher.stop,
+        )
+        launcher.on_close(lambda: address.remove(home), name="socket file")
+        service = Service(address.listen(home), answerer(context))
+        launcher.on_close(service.stop, name="service")
+        service.start()
+        _log.info("host of %s, version %s", home, __version__)
+        ready.say({"ready": True})
+        leave_when_idle(launcher, service, runtime, options.idle_s)
+        _log.info("leaving: %s", launcher.reason)
+    return 0
+
+
+def answerer(context: Context) -> Callable[[Mapping[str, Any], Callable[[], bool]], Mapping[str, Any]]:
+    """What a `Service` calls for each request."""
+    return lambda request, gone: answer(attrs.evolve(context, gone=gone), request)
+
+
+def leave_when_idle(
+    launcher: Launcher,
+    service: Service,
+    runtime: Runtime,
+    idle_s: float,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> None:
+    """Returns when the end is asked for, or after `idle_s` without work and without clients.
+
+    The order in which leaving is decided: 1. nobody is connected and from now on nobody gets in, so no
+    submit is under way; 2. there is still no work. Otherwise we stay.
+    """
+    quiet_since = monotonic()
+    while not launcher.wait(min(_TICK_S, idle_s / 4)):
+        if service.clients or is_busy(runtime):
+            quiet_since = monotonic()
+        elif monotonic() - quiet_since >= idle_s and service.leave_if_quiet():
+            if is_busy(runtime):
+                service.stay()
+            else:
+                launcher.stop(f"{idle_s:g} s without work")
+
+
+def is_busy(runtime: Runtime) -> bool:
+    """Whether jobs are unfinished, or ends of jobs not yet durable."""
+    return runtime.runner.busy or runtime.store.unsettled() > 0
+
+
+class _Ready:
+    """The pipe to who started us: one line, once."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        if self._fd is None:
+            return
+        try:
+            os.write(self._fd, json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # who started us is gone; others will come
+        self.close()
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
