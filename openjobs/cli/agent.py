@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from ..errors import OpenJobsError, UnknownJob
+from ..errors import Closed, HostUnavailable, OpenJobsError, OutcomeUnknown, UnknownJob
 from ..ids import check_job_id, check_session_id, new_id
 from ..jobs import ContextMode, Job, SpawnRequest
 from . import exits, output
@@ -34,7 +34,7 @@ STOP_S = 4.0
 @click.argument("prompt")
 @click.option("--session", type=SESSION_ID, help="The session it runs on, made if new.  [default: default]")
 @click.option("--agent", type=AGENT_ID, default="main", show_default=True, help="The profile that runs it.")
-@click.option("--description", "-d", default="", help="A few words for lists; else the prompt's first.")
+@click.option("--description", "-d", metavar="TEXT", default="", help="A few words for lists; else the prompt's first.")
 @click.option("--background", "-b", is_flag=True, help="Print the job's id and return; the job goes on by itself.")
 @click.option("--timeout", type=SECONDS, help="Stop the job after this time.")
 @click.option(
@@ -46,12 +46,15 @@ STOP_S = 4.0
 )
 @click.option(
     "--cwd",
+    metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Where its commands run.  [default: here]",
 )
-@click.option("--job-id", help="The id it shall have (a UUID): the same command again then returns the same job.")
+@click.option(
+    "--job-id", metavar="UUID", help="The id it shall have (a UUID): the same command again then returns the same job."
+)
 def agent_command(state: State, prompt: str, **options: Any) -> int:
-    """Run PROMPT as a job and print its result; `-` reads the prompt from standard input.
+    """Run PROMPT as a job and print its result. `-` reads it from standard input.
 
     The result goes to stdout, how it ended to stderr. Ctrl-C stops the job; a second one leaves at once.
     Started from within a job (OPENJOBS_JOB_ID), it becomes a child of that job.
@@ -111,14 +114,10 @@ class _Wanted:
 
 
 def _in_background(state: State, wanted: _Wanted) -> int:
-    from ..host.client import ensure_host
+    from ..host.client import spawn
 
     request = wanted.request(state)
-    host = ensure_host(state.home)
-    try:
-        answer = _spawn(host, request)
-    finally:
-        host.close()
+    answer = spawn(state.home, request, environ=os.environ, create_session=True)
     job_id = answer["job_id"]
     if state.json:
         output.json_value({**answer, "session_id": request.parent_session_id})
@@ -126,30 +125,6 @@ def _in_background(state: State, wanted: _Wanted) -> int:
         output.line(job_id)
         output.hint(f"runs in the background; `openjobs output {job_id[:8]} --wait` prints its result")
     return exits.COMPLETED
-
-
-def _spawn(host: HostClient, request: SpawnRequest) -> dict[str, Any]:
-    """Hand the job over. Its id makes a second try safe."""
-    fields = {
-        "session_id": request.parent_session_id,
-        "create_session": True,
-        "prompt": request.prompt,
-        "description": request.description,
-        "agent_id": request.agent_id,
-        "context": str(request.context_mode),
-        "job_id": request.job_id,
-        "parent_job_id": request.parent_job_id,
-        "caller_session_id": request.caller_session_id,
-        "cwd": str(request.cwd),
-        "env": dict(request.env or {}),
-        "timeout_s": request.timeout_s,
-        "foreground": request.foreground,
-    }
-    return host.call("spawn_job", **{name: value for name, value in fields.items() if value is not None})
-
-
-def _handed_over(state: State, host: HostClient, request: SpawnRequest) -> Job:
-    return state.client.get(_spawn(host, request)["job_id"])
 
 
 def _in_foreground(state: State, wanted: _Wanted) -> int:
@@ -169,6 +144,17 @@ def _in_foreground(state: State, wanted: _Wanted) -> int:
             state.make_session(request.parent_session_id)
             turn = _Turn(lambda: runner.submit(request), runner.cancel, request)
         return turn.run(state)
+
+
+def _handed_over(state: State, host: HostClient, request: SpawnRequest) -> Job:
+    from ..host.client import spawn
+
+    try:
+        answer = host.spawn(request, create_session=True)
+    except (Closed, HostUnavailable, OutcomeUnknown):
+        # It left at this very moment. The job's id is ours, so asking the next one is safe.
+        answer = spawn(state.home, request, environ=os.environ, create_session=True)
+    return state.client.get(answer["job_id"])
 
 
 @attrs.define

@@ -15,14 +15,14 @@ from typing import Any
 import click
 
 from . import exits, output
-from .options import home_option, json_option
+from .options import common_options
 from .state import State
 
 #: heading -> command -> (module of this package, one line of help)
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
-        "agent": ("agent", "Run a prompt as a job and print its result."),
-        "stop": ("control", "Ask jobs to stop."),
+        "agent": ("agent", "Run PROMPT as a job and print its result."),
+        "stop": ("control", "Ask jobs, and the jobs they started, to stop."),
         "demo": ("demo", "See it work: run a few commands as jobs and show the commits they left."),
     },
     "Look": {
@@ -75,11 +75,12 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     "Exit codes: 0 completed, 1 errored, 2 usage, 3 not found or ambiguous, 4 wait timed out, 5 cancelled, "
     "6 store damaged or refused, 130 interrupted.",
 )
-@home_option
-@json_option
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def app() -> None:
     """Background jobs whose every state change is one git commit."""
+
+
+app.params = [*common_options(), *app.params]
 
 
 def run(args: Sequence[str]) -> int:

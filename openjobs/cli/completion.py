@@ -28,7 +28,9 @@ _INSTALL = {
 @command("completion")
 @click.argument("shell", type=click.Choice(list(_INSTALL)))
 def completion_command(state: State, shell: str) -> int:
-    """Print the script that completes commands, options, job ids and sessions in your shell.
+    """Print the script that completes commands and job ids.
+
+    Options, sessions and profiles too, where they fit.
 
     \b
     bash: eval "$(openjobs completion bash)"   in ~/.bashrc

@@ -58,18 +58,20 @@ CHILDREN = (
 @command("demo")
 @click.option(
     "--keep",
+    metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Use this directory as the demo's home.  [default: a new temporary one]",
+    help="Keep what it does in this home.  [default: a new one among the temporary files]",
 )
 def demo_command(state: State, keep: Path | None) -> int:
     """See it work: run a few commands as jobs and show the commits they left.
 
     One fails and one is stopped on purpose, one starts two children and waits for them. Exit code 0
-    when each job ended as it should and its history is legal. Your own home is not touched.
+    when each job ended as it should and its history is legal. Your own home is not touched
+    unless --keep or --home names it.
     """
     from ..host.launcher import Launcher
 
-    state.use_home(keep if keep is not None else Path(tempfile.mkdtemp(prefix="openjobs-demo-")))
+    state.use_home(keep or state.home_option or Path(tempfile.mkdtemp(prefix="openjobs-demo-")))
     with Launcher() as launcher:
         runner = state.adopt(launcher.open(state.home, workers=WORKERS))
         session_id = state.store.create_session(_free_name(state), title="what openjobs demo did")

@@ -11,10 +11,9 @@ import click
 
 from ..jobs import TERMINAL, UNFINISHED, Job, JobStatus
 from . import exits, output, shapes, table
-from .options import JOB_ID, SESSION_ID, command
+from .options import JOB_ID, SESSION_ID, command, limit_option
 from .state import State
 
-LIMIT = 50
 POLL_S = 0.5
 
 
@@ -24,12 +23,12 @@ POLL_S = 0.5
     "--status",
     type=click.Choice([*(status.value for status in JobStatus), "unfinished", "finished"]),
     multiple=True,
-    help="Only jobs in this state; may be given more than once.",
+    metavar="STATUS",
+    help="Only jobs in this state: pending, queued, running, completed, cancelled, errored, "
+    "or unfinished or finished. May be given more than once.",
 )
 @click.option("--parent", type=JOB_ID, help="Only the children of this job.")
-@click.option(
-    "--limit", "-n", type=click.IntRange(min=0), default=LIMIT, show_default=True, help="At most so many; 0 means all."
-)
+@limit_option("At most so many; 0 means all.")
 @click.option("--before", type=JOB_ID, help="Only jobs older than this one: the next page.")
 @click.option("--watch", "-w", is_flag=True, help="Keep showing what changes until Ctrl-C.")
 def list_command(

@@ -37,27 +37,39 @@ def _set_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         ctx.ensure_object(State).json = True
 
 
-home_option = click.option(
-    "--home",
-    type=click.Path(file_okay=False, path_type=Path),
-    expose_value=False,
-    callback=_set_home,
-    # Not click's `envvar`: the variable would then win over a `--home` before the command's name.
-    help="Where sessions are kept; else OPENJOBS_HOME, else the user's state directory.",
-)
-json_option = click.option(
-    "--json", is_flag=True, expose_value=False, callback=_set_json, is_eager=True, help="Print JSON."
-)
+def common_options() -> list[click.Parameter]:
+    """Valid before and after the command's name."""
+    return [
+        click.Option(
+            ["--home"],
+            metavar="DIR",
+            type=click.Path(file_okay=False, path_type=Path),
+            expose_value=False,
+            callback=_set_home,
+            # Not click's `envvar`: the variable would then win over a `--home` before the command's name.
+            help="Where sessions are kept.  [env: OPENJOBS_HOME; default: your state directory]",
+        ),
+        click.Option(
+            ["--json"], is_flag=True, is_eager=True, expose_value=False, callback=_set_json, help="Print JSON."
+        ),
+    ]
 
 
 def command(name: str, **settings: Any) -> Callable[[Callable[..., int]], click.Command]:
     """A command that takes the `State` first and returns its exit code."""
 
     def decorate(function: Callable[..., int]) -> click.Command:
-        made: click.Command = click.command(name, **settings)(home_option(json_option(_with_state(function))))
+        made = click.command(name, cls=click.Command, **settings)(_with_state(function))
+        made.params += common_options()  # last in the help: first what is this command's own
         return made
 
     return decorate
+
+
+def limit_option(help: str) -> Callable[[Callable[..., int]], Callable[..., int]]:  # noqa: A002
+    return click.option(
+        "--limit", "-n", metavar="N", type=click.IntRange(min=0), default=50, show_default=True, help=help
+    )
 
 
 class JobId(Text):

@@ -16,7 +16,7 @@ from ..clock import from_text, to_text
 from ..errors import OpenJobsError
 from ..jobs import Job
 from . import exits, output, shapes, table
-from .options import JOB_ID, SECONDS, SESSION_ID, command
+from .options import JOB_ID, SECONDS, SESSION_ID, command, limit_option
 from .state import DEFAULT_SESSION, State
 from .text import age, duration, one_line, to_json, visible
 
@@ -101,9 +101,9 @@ def _indented(text: str, more: str | None) -> list[str]:
 @click.option("--wait", is_flag=True, help="Wait until the job has ended.")
 @click.option("--timeout", type=SECONDS, help="With --wait: give up after this time (exit code 4).")
 def output_command(state: State, id: str, wait: bool, timeout: float | None) -> int:  # noqa: A002
-    """Print the result of one job, and nothing else, on stdout.
+    """Print the result of one job.
 
-    In a pipe the text is printed as it is, on a terminal with control characters shown. Of a job that
+    Nothing else goes to stdout. In a pipe the text is printed as it is, on a terminal with control characters shown. Of a job that
     was cancelled or errored the partial text is printed, if there is any. The exit code is the job's:
     0 completed, 1 errored, 5 cancelled, 4 not ended yet.
     """
@@ -172,14 +172,7 @@ def status_line(job: Job) -> str:
 @command("history")
 @click.argument("id", type=JOB_ID, metavar="[ID]", required=False)
 @click.option("--session", type=SESSION_ID, help="The commits of this session instead of one job's.")
-@click.option(
-    "--limit",
-    "-n",
-    type=click.IntRange(min=0),
-    default=50,
-    show_default=True,
-    help="At most so many of a session's newest commits; 0 means all.",
-)
+@limit_option("At most so many of a session's newest commits; 0 means all.")
 def history_command(state: State, id: str | None, session: str | None, limit: int) -> int:  # noqa: A002
     """Show the commits of one job or session, oldest first.
 
@@ -258,9 +251,7 @@ def step_rows(steps: Sequence[dict[str, Any]], width: int) -> list[list[table.Pi
 
 
 @command("sessions")
-@click.option(
-    "--limit", "-n", type=click.IntRange(min=0), default=50, show_default=True, help="At most so many; 0 means all."
-)
+@limit_option("At most so many; 0 means all.")
 def sessions_command(state: State, limit: int) -> int:
     """List sessions, the one used last first.
 

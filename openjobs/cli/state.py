@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from ..errors import AmbiguousId, NotFound, SessionExists, UnknownJob
+from ..errors import AmbiguousId, HostUnavailable, NotFound, SessionExists, UnknownJob
 
 if TYPE_CHECKING:
     from ..host.client import HostClient
@@ -30,6 +30,8 @@ class State:
         self.json = False
         self._runner: JobRunner | None = None
         self._host: HostClient | None = None
+        self._own_host: HostClient | None = None
+        self._asked_host = False
 
     @cached_property
     def home(self) -> Path:
@@ -48,13 +50,13 @@ class State:
     @cached_property
     def parent_job(self) -> Job | None:
         """The job of this home that this command line runs inside of."""
-        job_id = os.environ.get("OPENJOBS_JOB_ID")
-        if not job_id:
-            return None
+        from ..host.client import parent_job
+
+        job_id = parent_job(self.home, os.environ)
         try:
-            return self.store.get(job_id)
+            return self.store.get(job_id) if job_id else None
         except UnknownJob:
-            return None  # a job of another home: `--home` was given inside of it
+            return None
 
     @cached_property
     def store(self) -> GitJobStore:
@@ -86,9 +88,23 @@ class State:
         """The jobs in the order given: ended, or as they stand after `timeout` seconds."""
         if self._runner is not None:
             return self._runner.await_tasks(ids, mode=mode, timeout=timeout)
+        if self._host is None and self.nested:
+            self._lend()
         if self._host is not None:
-            return self._await_at_host(self._host, ids, mode, timeout)
+            waiting = self.parent_job.job_id if self.parent_job is not None else None
+            try:
+                return self._host.await_jobs(ids, mode, timeout, waiting)
+            except HostUnavailable:
+                self._host = None  # it ended, or an interrupt cut the answer off: git still has the truth
         return self.client.await_tasks(ids, mode=mode, timeout=timeout)
+
+    def _lend(self) -> None:
+        """Wait at the host, if there is one, so that the slot of the job we are in is lent meanwhile."""
+        from ..host.client import connect
+
+        if not self._asked_host:
+            self._asked_host = True
+            self._host = self._own_host = connect(self.home)
 
     def use_host(self, host: HostClient) -> None:
         """Wait at the home's host from now on; who connected closes it."""
@@ -99,19 +115,9 @@ class State:
         """Whether a job waits when this command line does: then in one piece, since its slot is lent meanwhile."""
         return self.parent_job is not None
 
-    def _await_at_host(
-        self, host: HostClient, ids: Sequence[str], mode: Literal["all", "any"], timeout: float | None
-    ) -> list[Job]:
-        from ..host.wire import job_from_wire
-
-        fields: dict[str, Any] = {"job_ids": list(ids), "mode": mode}
-        if timeout is not None:
-            fields["timeout_s"] = timeout
-        if self.parent_job is not None:
-            fields["waiting_job_id"] = self.parent_job.job_id
-        return [job_from_wire(job) for job in host.call("await_jobs", **fields)["tasks"]]
-
     def close(self) -> None:
+        if self._own_host is not None:
+            self._own_host.close()
         if self._runner is not None:
             return
         for name in ("client", "store"):

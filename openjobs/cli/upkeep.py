@@ -64,17 +64,10 @@ def gc_command(state: State, sessions: tuple[str, ...]) -> int:
     reports: list[dict[str, Any]] = []
     for session_id in sessions or state.store.sessions():
         report = state.store.gc(session_id)
-        reports.append(
-            {
-                "session_id": session_id,
-                "before_bytes": report.before_bytes,
-                "after_bytes": report.after_bytes,
-                "packs": report.packs,
-            }
-        )
+        sizes = {"before_bytes": report.before_bytes, "after_bytes": report.after_bytes}
+        reports.append({"session_id": session_id, **sizes})
         if not state.json:
-            packs = plural(report.packs, "pack")
-            output.line(f"{session_id}: {size(report.before_bytes)} -> {size(report.after_bytes)} in {packs}")
+            output.line(f"{session_id}: {size(report.before_bytes)} -> {size(report.after_bytes)}")
     if state.json:
         output.json_value({"sessions": reports})
     else:
