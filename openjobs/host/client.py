@@ -153,10 +153,16 @@ class HostClient:
         timeout_s: float | None = None,
         waiting_job_id: str | None = None,
     ) -> list[Job]:
-        """The jobs as they stand when all (or any) have ended or the time is up, in the order given."""
-        answer = self.call(
-            "await_jobs", job_ids=list(job_ids), mode=mode, timeout_s=timeout_s, waiting_job_id=waiting_job_id
-        )
+        """The jobs as they stand when all (or any) have ended or the time is up, in the order given.
+
+        Raises `HostUnavailable` when the host ends meanwhile: git has the truth then, or the next host.
+        """
+        try:
+            answer = self.call(
+                "await_jobs", job_ids=list(job_ids), mode=mode, timeout_s=timeout_s, waiting_job_id=waiting_job_id
+            )
+        except Closed as error:
+            raise HostUnavailable(f"the host is ending: {error}", sent=True) from error
         return [job_from_wire(fields) for fields in answer["tasks"]]
 
     def cancel(self, job_id: str, reason: str | None = None) -> dict[str, Any]:
