@@ -1,11 +1,19 @@
 """A versioned set of files: read a path, apply changes to some paths as one commit."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .base import Change, CommitInfo, Outcome, Repository, RepositoryBusy, Transaction, View
 from .memory import MemoryRepository
+
+if TYPE_CHECKING:
+    from .git import GitRepository
 
 __all__ = [
     "Change",
     "CommitInfo",
+    "GitRepository",
     "MemoryRepository",
     "Outcome",
     "Repository",
@@ -13,3 +21,12 @@ __all__ = [
     "Transaction",
     "View",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`GitRepository` is loaded when it is first asked for: who only counts jobs need not wait for it."""
+    if name == "GitRepository":
+        from .git import GitRepository
+
+        return GitRepository
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,191 @@
+"""A new repository: made whole in a directory beside its place, then renamed there.
+
+rename(2) onto a directory that is not empty fails, so of thirty processes that create the same
+repository one wins, and the others find theirs unwanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from ..durable import Disk, FileLock
+from ..errors import OutcomeUnknown, SessionExists, StoreWriteFailed
+from . import message
+from .draft import AUTHOR, Draft, Head
+from .index import Index, make_entry, mode_of
+from .objects import ObjectStore
+from .packdir import PackDirectory
+from .packs import RollingPack
+from .scratch import Scratch
+
+BRANCH = "refs/heads/main"
+
+#: the bytes of a session are what they are: nobody's line endings, file watchers or hooks
+_CONFIG = b"""[core]
+\trepositoryformatversion = 0
+\tfilemode = true
+\tbare = false
+\tlogallrefupdates = true
+\tautocrlf = false
+\tsafecrlf = false
+\tfsmonitor = false
+\tuntrackedCache = false
+[commit]
+\tgpgSign = false
+"""
+_ATTRIBUTES = b"* -text -filter -ident -working-tree-encoding\n"
+_DIRECTORIES = (
+    ".git",
+    ".git/openjobs",
+    ".git/openjobs/scratch",
+    ".git/info",
+    ".git/objects",
+    ".git/objects/info",
+    ".git/objects/pack",
+    ".git/refs",
+    ".git/refs/heads",
+    ".git/refs/tags",
+    ".git/logs",
+    ".git/logs/refs",
+    ".git/logs/refs/heads",
+)
+#: an unfinished directory without a lock is only removed when it is older
+_ABANDONED_S = 3600
+_numbers = itertools.count()
+
+
+def create(
+    path: Path,
+    disk: Disk,
+    files: Mapping[str, bytes],
+    *,
+    subject: str,
+    trailers: Sequence[tuple[str, str]],
+    now: datetime,
+) -> None:
+    """See `GitRepository.create`."""
+    if os.path.lexists(path):
+        raise SessionExists(f"{path} exists already")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.tmp")
+    lock = FileLock(temporary / ".git" / "openjobs" / "lock", disk)
+    try:
+        try:
+            _make(temporary, disk, lock, files, subject, trailers, now)
+            disk.rename(temporary, path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and os.path.lexists(path):
+                raise SessionExists(f"{path} exists already") from None
+            raise StoreWriteFailed(f"nothing was created: {error}", errno=error.errno) from error
+    except BaseException:
+        _remove(temporary, disk)
+        raise
+    finally:
+        lock.release()
+    try:
+        disk.sync_dir(path.parent)
+    except OSError as error:
+        raise OutcomeUnknown(f"{path}: {error}", errno=error.errno) from error
+    _sweep(path, disk)
+
+
+def _make(
+    root: Path,
+    disk: Disk,
+    lock: FileLock,
+    files: Mapping[str, bytes],
+    subject: str,
+    trailers: Sequence[tuple[str, str]],
+    now: datetime,
+) -> None:
+    disk.mkdir(root)
+    for directory in _DIRECTORIES:
+        disk.mkdir(root / directory)
+    lock.try_acquire()
+    git_dir = root / ".git"
+    objects = ObjectStore(git_dir)
+    objects.rolling = RollingPack()
+    commit, states = _first_commit(objects, files, subject, trailers, now)
+    disk.write_new(git_dir / "HEAD", f"ref: {BRANCH}\n".encode())
+    disk.write_new(git_dir / "config", _CONFIG)
+    disk.write_new(git_dir / "info" / "attributes", _ATTRIBUTES)
+    PackDirectory(objects, Scratch(git_dir / "openjobs" / "scratch", disk), disk).publish(objects.rolling.encode())
+    index = Index()
+    for name, sha in states.items():
+        place = root / name
+        _make_parents(root, place.parent, disk)
+        disk.write_new(place, files[name])
+        raw = name.encode("utf-8", "surrogateescape")
+        found = os.lstat(place)
+        index.put(raw, make_entry(raw, sha, mode_of(found), found))
+    disk.write_new(git_dir / "index", index.encode())
+    line = b"%s %s %s %d +0000\tcommit (initial): %s\n" % (
+        b"0" * 40,
+        commit.encode(),
+        AUTHOR,
+        int(now.timestamp()),
+        message.clean_subject(subject).encode(),
+    )
+    disk.write_new(git_dir / "logs" / "HEAD", line)
+    disk.write_new(git_dir / "logs" / BRANCH, line)
+    disk.write_new(git_dir / BRANCH, commit.encode() + b"\n")
+    for directory in reversed(_DIRECTORIES):
+        disk.sync_dir(root / directory)
+    disk.sync_dir(root)
+
+
+def _first_commit(
+    objects: ObjectStore,
+    files: Mapping[str, bytes],
+    subject: str,
+    trailers: Sequence[tuple[str, str]],
+    now: datetime,
+) -> tuple[str, dict[str, bytes]]:
+    draft = Draft(objects, Head(ref=BRANCH, commit="", tree=b""), now)
+    draft.start(files, subject, trailers)
+    return draft.commit, {path: state[1] for path, state in draft.files.items() if state is not None}
+
+
+def _make_parents(root: Path, directory: Path, disk: Disk) -> None:
+    if directory != root and not directory.is_dir():
+        _make_parents(root, directory.parent, disk)
+        disk.mkdir(directory)
+
+
+def _remove(root: Path, disk: Disk) -> None:
+    """As much of it as the disk lets us."""
+    for directory, directories, names in os.walk(root, topdown=False):
+        for name in names:
+            with contextlib.suppress(OSError):
+                disk.unlink(f"{directory}/{name}")
+        for name in directories:
+            with contextlib.suppress(OSError):
+                disk.rmdir(f"{directory}/{name}")
+    with contextlib.suppress(OSError):
+        disk.rmdir(root)
+
+
+def _sweep(path: Path, disk: Disk) -> None:
+    """Remove what creators of this repository have left who were killed: their flock is free."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(path.parent):
+            if not (name.startswith(f".{path.name}.") and name.endswith(".tmp")):
+                continue
+            abandoned = path.parent / name
+            held = abandoned / ".git" / "openjobs" / "lock"
+            if held.exists():
+                lock = FileLock(held, disk)
+                if lock.try_acquire():
+                    _remove(abandoned, disk)
+                    lock.release()
+            elif time.time() - os.lstat(abandoned).st_mtime > _ABANDONED_S:
+                _remove(abandoned, disk)
+
+
+__all__ = ["create"]

@@ -1,0 +1,384 @@
+"""Reading objects: the rolling pack in memory, packs on disk, loose files.
+
+Written here instead of taken from dulwich because its object store keeps one descriptor and one
+map per pack, and must not be shared between threads; its `apply_delta` (in Rust) is used. No file
+stays open between two calls, so there is nothing to give back but memory.
+
+Every object that comes from disk is hashed before it is believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import struct
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import Damaged
+from .files import open_file, read_all, read_file
+from .packs import (
+    BLOB,
+    COMMIT,
+    IDX_NAMES_AT,
+    KINDS,
+    MAX_OBJECT_BYTES,
+    TREE,
+    Entry,
+    RollingPack,
+    object_id,
+    read_entry,
+)
+from .trees import EMPTY, Tree
+
+#: an index up to this size is kept in memory, a larger one is read where it is needed
+_IDX_IN_MEMORY_BYTES = 64 << 10
+_CACHE_BYTES = 8 << 20
+_CACHED_TREES = 64
+#: what a `.keep` file of ours says; anything else in one means that the pack is somebody else's
+KEEP_TEXT = b"openjobs\n"
+
+#: errors that say something about the file, not about this process
+_UNREADABLE = frozenset({errno.EIO, errno.ELOOP, errno.EISDIR})
+
+
+class _OpenPack:
+    """A pack file while it is being read."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        self._fd = open_file(path)
+
+    def __enter__(self) -> _OpenPack:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def chunk(self, at: int, size: int) -> bytes:
+        return os.pread(self._fd, size, at)
+
+
+class PackFile:
+    """One pack on disk and its index. Raises FileNotFoundError where it is gone, `Damaged` where it is bad."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self.name = name
+        self.base = f"{directory}/{name}"
+        self._fan: tuple[int, ...] | None = None
+        self._index = b""
+
+    def __len__(self) -> int:
+        return self._fanout()[255]
+
+    def is_ours(self) -> bool:
+        """Whether our own maintenance may replace it."""
+        try:
+            return read_file(self.base + ".keep", 64) == KEEP_TEXT
+        except OSError:
+            return False
+
+    def _fanout(self) -> tuple[int, ...]:
+        if self._fan is None:
+            path = self.base + ".idx"
+            fd = open_file(path)
+            try:
+                size = os.fstat(fd).st_size
+                raw = read_all(fd, _IDX_IN_MEMORY_BYTES + 1 if size <= _IDX_IN_MEMORY_BYTES else IDX_NAMES_AT)
+            finally:
+                os.close(fd)
+            if len(raw) < IDX_NAMES_AT or raw[:8] != b"\xfftOc\0\0\0\x02":
+                raise Damaged(f"{path} is damaged: it is no index of version 2", path=path)
+            fan = struct.unpack(">256L", raw[8:IDX_NAMES_AT])
+            if any(a > b for a, b in itertools.pairwise(fan)) or size < IDX_NAMES_AT + 28 * fan[255] + 40:
+                raise Damaged(f"{path} is damaged: it is cut or its table is wrong", path=path)
+            self._fan, self._index = fan, raw if size <= _IDX_IN_MEMORY_BYTES else b""
+        return self._fan
+
+    def _part(self, at: int, size: int) -> bytes:
+        if self._index:
+            return self._index[at : at + size]
+        fd = open_file(self.base + ".idx")
+        try:
+            return os.pread(fd, size, at)
+        finally:
+            os.close(fd)
+
+    def find(self, sha: bytes) -> int | None:
+        """Where the object's entry begins, or None."""
+        fan = self._fanout()
+        first = sha[0]
+        low, high = fan[first - 1] if first else 0, fan[first]
+        if low == high:
+            return None
+        names, start = self._part(IDX_NAMES_AT + 20 * low, 20 * (high - low)), low
+        while low < high:
+            middle = (low + high) // 2
+            name = names[20 * (middle - start) : 20 * (middle - start) + 20]
+            if name == sha:
+                return self._offset(middle)
+            if name < sha:
+                low = middle + 1
+            else:
+                high = middle
+        return None
+
+    def _offset(self, position: int) -> int:
+        count = len(self)
+        (at,) = struct.unpack(">L", self._part(IDX_NAMES_AT + 24 * count + 4 * position, 4))
+        if at < 1 << 31:
+            return int(at)
+        (large,) = struct.unpack(">Q", self._part(IDX_NAMES_AT + 28 * count + 8 * (at & 0x7FFFFFFF), 8))
+        return int(large)
+
+    def entries(self) -> list[Entry]:
+        """Every entry, in order of ids."""
+        count = len(self)
+        raw = self._part(0, IDX_NAMES_AT + 28 * count)
+        if len(raw) < IDX_NAMES_AT + 28 * count:
+            raise Damaged(f"{self.base}.idx is damaged: it is cut", path=f"{self.base}.idx")
+        crc_at, offset_at = IDX_NAMES_AT + 20 * count, IDX_NAMES_AT + 24 * count
+        crcs = struct.unpack(f">{count}L", raw[crc_at:offset_at])
+        offsets = struct.unpack(f">{count}L", raw[offset_at:])
+        return [
+            (
+                raw[IDX_NAMES_AT + 20 * i : IDX_NAMES_AT + 20 * i + 20],
+                offsets[i] if offsets[i] < 1 << 31 else self._offset(i),
+                crcs[i],
+            )
+            for i in range(count)
+        ]
+
+    def open(self) -> _OpenPack:
+        return _OpenPack(self.base + ".pack")
+
+    def size_bytes(self) -> int:
+        return os.stat(self.base + ".pack").st_size
+
+
+class ObjectStore:
+    """All objects of one repository.
+
+    Guarantees: an object that exists is found although another program swaps packs at the same
+    time (one retry after a rescan). Content is returned whole and verified, or `Damaged` is raised.
+    The lock protects the caches, the list of packs and the rolling pack's growth.
+
+    A swap as seen by a reader:
+      1. the reader finds the object in pack A
+      2. a writer publishes pack B (which holds all of A) and removes A
+      3. the reader cannot open A; it lists the packs again and finds the object in B
+    """
+
+    def __init__(self, git_dir: Path) -> None:
+        self._objects = str(git_dir / "objects")
+        self.pack_dir = f"{self._objects}/pack"
+        self._lock = threading.RLock()
+        self._cache: OrderedDict[bytes, tuple[int, bytes]] = OrderedDict()
+        self._cached_bytes = 0
+        self._trees: OrderedDict[bytes, Tree] = OrderedDict()
+        self._packs: list[PackFile] = []
+        self._listing_is_old = True
+        self.rolling: RollingPack | None = None
+
+    def close(self) -> None:
+        with self._lock:
+            self._cache.clear()
+            self._cached_bytes = 0
+            self._trees.clear()
+            self._packs = []
+            self._listing_is_old = True
+            self.rolling = None
+
+    # --- reading ---
+
+    def read(self, sha: bytes) -> tuple[int, bytes]:
+        """Kind and content. Raises `Damaged` when it is missing or cannot be read."""
+        with self._lock:
+            return self._read(sha, 0)
+
+    def _read(self, sha: bytes, depth: int) -> tuple[int, bytes]:
+        found = self._cache.get(sha)
+        if found is not None:
+            self._cache.move_to_end(sha)
+            return found
+        if self.rolling is not None and sha in self.rolling:
+            found = self.rolling.read(sha, lambda base: self._read(base, depth + 1))
+        else:
+            found = self._from_disk(sha, depth)
+        self._remember(sha, found)
+        return found
+
+    def _from_disk(self, sha: bytes, depth: int) -> tuple[int, bytes]:
+        if depth > 200:
+            raise Damaged(f"object {sha.hex()} is damaged: its deltas go in circles", path=sha.hex())
+        problem: Damaged | None = None
+        for packs in (self._listed(), None):
+            for found in self._copies(sha, self.rescan() if packs is None else packs, depth):
+                if isinstance(found, Damaged):
+                    problem = found
+                elif object_id(*found) == sha:
+                    return found
+                else:
+                    problem = Damaged(f"object {sha.hex()} is damaged: it has another content", path=sha.hex())
+        raise problem or Damaged(f"object {sha.hex()} is missing", path=sha.hex())
+
+    def _copies(self, sha: bytes, packs: list[PackFile], depth: int) -> Iterator[tuple[int, bytes] | Damaged]:
+        """Each copy that can be found, as its content or as what is wrong with it."""
+        for number, pack in enumerate(list(packs)):
+            try:
+                at = pack.find(sha)
+                if at is None:
+                    continue
+                with pack.open() as source:
+                    content = read_entry(source, at, lambda base: self._read(base, depth + 1))
+            except (FileNotFoundError, struct.error):
+                continue
+            except Damaged as error:
+                yield error
+            except OSError as error:
+                yield _unreadable(error, pack.base)
+            else:
+                if number > 3 and pack in packs:
+                    # The next object is most likely in the same pack.
+                    packs.remove(pack)
+                    packs.insert(0, pack)
+                yield content
+        loose = self._loose(sha)
+        if loose is not None:
+            yield loose
+
+    def _loose(self, sha: bytes) -> tuple[int, bytes] | Damaged | None:
+        path = self._loose_path(sha)
+        try:
+            raw = read_file(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            return _unreadable(error, path)
+        try:
+            inflater = zlib.decompressobj()
+            data = inflater.decompress(raw, MAX_OBJECT_BYTES + 64)
+            head, _, content = data.partition(b"\0")
+            name, _, size = head.partition(b" ")
+            if not inflater.eof or inflater.unused_data or int(size) != len(content):
+                raise ValueError("its length is wrong")
+            return KINDS[name], content
+        except (zlib.error, ValueError, KeyError) as error:
+            return Damaged(f"{path} is damaged: {error}", path=path)
+
+    def _loose_path(self, sha: bytes) -> str:
+        text = sha.hex()
+        return f"{self._objects}/{text[:2]}/{text[2:]}"
+
+    def tree(self, sha: bytes) -> Tree:
+        with self._lock:
+            tree = self._trees.get(sha)
+            if tree is None:
+                tree = Tree.parse(self.read_kind(sha, TREE)) if sha != _EMPTY_TREE else EMPTY
+                self._remember_tree(sha, tree)
+            else:
+                self._trees.move_to_end(sha)
+            return tree
+
+    def blob(self, sha: bytes) -> bytes:
+        return self.read_kind(sha, BLOB)
+
+    def commit(self, sha: bytes) -> bytes:
+        return self.read_kind(sha, COMMIT)
+
+    def read_kind(self, sha: bytes, kind: int) -> bytes:
+        found, data = self.read(sha)
+        if found != kind:
+            raise Damaged(f"object {sha.hex()} is not of the kind that it should be", path=sha.hex())
+        return data
+
+    def in_our_packs(self, sha: bytes) -> bool:
+        """Whether it was this library that wrote the object (so its content is not lost with a file that holds it)."""
+        with self._lock:
+            if self.rolling is not None and sha in self.rolling:
+                return True
+            for pack in self.rescan():
+                with contextlib.suppress(OSError, Damaged):
+                    if pack.find(sha) is not None and pack.is_ours():
+                        return True
+            return False
+
+    # --- the list of packs ---
+
+    def packs(self) -> list[PackFile]:
+        with self._lock:
+            return list(self._listed())
+
+    def _listed(self) -> list[PackFile]:
+        return self.rescan() if self._listing_is_old else self._packs
+
+    def rescan(self) -> list[PackFile]:
+        """Look which packs there are now. Newest first: it is the newest that are asked for."""
+        with self._lock:
+            known = {pack.name: pack for pack in self._packs}
+            found: list[tuple[int, PackFile]] = []
+            names = set(os.listdir(self.pack_dir))
+            for name in names:
+                if name.endswith(".idx") and name[:-4] + ".pack" in names:
+                    with contextlib.suppress(FileNotFoundError):
+                        changed = os.stat(f"{self.pack_dir}/{name}").st_mtime_ns
+                        found.append((changed, known.get(name[:-4]) or PackFile(self.pack_dir, name[:-4])))
+            self._packs = [pack for _, pack in sorted(found, key=lambda item: (-item[0], item[1].name))]
+            self._listing_is_old = False
+            return self._packs
+
+    def forget_packs(self) -> None:
+        with self._lock:
+            self._listing_is_old = True
+
+    # --- what is being written ---
+
+    def add(self, kind: int, data: bytes, base: bytes | None = None) -> bytes:
+        """Put a new object into the rolling pack and the cache; its id."""
+        sha = object_id(kind, data)
+        if sha == base:
+            return sha
+        with self._lock:
+            assert self.rolling is not None
+            if base is not None and base in self.rolling:
+                self.rolling.add(kind, sha, data, base, self._read(base, 0)[1])
+            else:
+                self.rolling.add(kind, sha, data)
+            self._remember(sha, (kind, data))
+        return sha
+
+    def add_tree(self, tree: Tree, base: bytes | None) -> bytes:
+        sha = self.add(TREE, tree.raw, base)
+        with self._lock:
+            self._remember_tree(sha, tree)
+        return sha
+
+    def _remember(self, sha: bytes, found: tuple[int, bytes]) -> None:
+        size = len(found[1])
+        if size > _CACHE_BYTES // 4 or sha in self._cache:
+            return
+        self._cache[sha] = found
+        self._cached_bytes += size + 200
+        while self._cached_bytes > _CACHE_BYTES:
+            _, dropped = self._cache.popitem(last=False)
+            self._cached_bytes -= len(dropped[1]) + 200
+
+    def _remember_tree(self, sha: bytes, tree: Tree) -> None:
+        self._trees[sha] = tree
+        if len(self._trees) > _CACHED_TREES:
+            self._trees.popitem(last=False)
+
+
+_EMPTY_TREE = object_id(TREE, b"")
+
+
+def _unreadable(error: OSError, path: str) -> Damaged:
+    """EIO and the like say that the file is bad; anything else (EMFILE) says something about us, and is raised."""
+    if error.errno in _UNREADABLE:
+        return Damaged(f"{path} cannot be read: {error.strerror}", path=path)
+    raise error

@@ -1,0 +1,206 @@
+"""`objects/pack` as the writer sees it: publish a pack, remove one, find the one to go on with.
+
+Order of effects when a pack appears: `.keep`, pack, index, each whole and synced, then the
+directory. When one goes: index, pack, `.keep`. A reader never sees an index without its pack, and
+a foreign `git repack -a -d` never sees our pack without its `.keep`:
+  1. repack lists the packs and reads the refs
+  2. we publish a pack and move the ref
+  3. repack writes a pack of what it saw reachable, and deletes the packs it listed
+Without `.keep` a pack made between 1's two halves would be deleted with commits that only it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+
+import attrs
+
+from ..durable import Disk
+from ..errors import Damaged
+from .files import read_file
+from .objects import KEEP_TEXT, ObjectStore, PackFile
+from .packs import EncodedPack, Entry, RollingPack, encode_index
+from .scratch import Scratch
+
+#: a rolling pack is sealed at this many commits or bytes
+SEAL_COMMITS = 32
+SEAL_BYTES = 1 << 20
+_MODE = 0o400
+#: how many of the newest packs are looked at for one to go on with
+_LOOK_AT = 4
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Resumed:
+    rolling: RollingPack
+    #: its file, or None for a new one
+    name: str | None
+    #: packs whose objects are all in that file
+    superseded: Sequence[str]
+
+
+class PackDirectory:
+    """Assumption: the session's flock is held by the caller."""
+
+    def __init__(self, objects: ObjectStore, scratch: Scratch, disk: Disk) -> None:
+        self.path = objects.pack_dir
+        self._objects = objects
+        self._scratch = scratch
+        self._disk = disk
+
+    def has(self, name: str) -> bool:
+        return os.path.exists(f"{self.path}/{name}.pack") and os.path.exists(f"{self.path}/{name}.idx")
+
+    def publish(self, encoded: EncodedPack) -> None:
+        """The pack is there and durable. Equal names have equal bytes, so one that is there may be replaced.
+
+        What an error leaves is removed by `remove`.
+        """
+        final = f"{self.path}/{encoded.name}"
+        self.keep(encoded.name)
+        pack = self._scratch.write("pack", encoded.pack, _MODE)
+        index = self._scratch.write("idx", encoded.index, _MODE)
+        self._scratch.move(pack, final + ".pack")
+        self._scratch.move(index, final + ".idx")
+        self._disk.sync_dir(self.path)
+
+    def publish_stream(self, blocks: Callable[[], Iterable[bytes]], entries: Sequence[Entry]) -> str:
+        """As `publish`, for a pack that is too large to hold in memory; its name.
+
+        `blocks` is the pack without its checksum; it is read twice, once to know the name.
+        """
+        digest = hashlib.sha1()
+        for block in blocks():
+            digest.update(block)
+        checksum = digest.digest()
+        encoded = EncodedPack(
+            name=f"pack-{checksum.hex()}", pack=chain(blocks(), (checksum,)), index=encode_index(entries, checksum)
+        )
+        try:
+            self.publish(encoded)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.remove(encoded.name)
+            raise
+        return encoded.name
+
+    def keep(self, name: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            fd = self._disk.create(f"{self.path}/{name}.keep", _MODE)
+            try:
+                self._disk.write(fd, KEEP_TEXT)
+            finally:
+                os.close(fd)
+
+    def remove(self, name: str) -> None:
+        """Raises OSError; what is left then is removed by the next `mend`."""
+        # git keeps a table over all packs where it was told to; one that names a pack that is gone
+        # only costs git warnings, so it goes first, as `git repack` does it.
+        for file in ("multi-pack-index", f"{name}.idx", f"{name}.pack", f"{name}.keep"):
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(f"{self.path}/{file}")
+
+    # --- what earlier processes left ---
+
+    def resume(self) -> Resumed:
+        """The newest pack of ours, to be gone on with, or an empty one."""
+        ours = self._newest_of_ours()
+        if not ours:
+            return Resumed(rolling=RollingPack(), name=None, superseded=())
+        best = ours[0]
+        for other in ours[1:]:
+            if len(other) > len(best) and holds_all(other, best):
+                best = other
+        superseded = [pack.name for pack in ours if pack is not best and holds_all(best, pack)]
+        rolling = self._load(best)
+        if rolling is None:
+            return Resumed(rolling=RollingPack(), name=None, superseded=())
+        if rolling.commits >= SEAL_COMMITS or rolling.size_bytes >= SEAL_BYTES:
+            return Resumed(rolling=RollingPack(), name=None, superseded=superseded)
+        return Resumed(rolling=rolling, name=best.name, superseded=superseded)
+
+    def newest(self) -> str | None:
+        """The name of the newest pack of ours."""
+        ours = self._newest_of_ours(1)
+        return ours[0].name if ours else None
+
+    def _newest_of_ours(self, limit: int = _LOOK_AT) -> list[PackFile]:
+        ours: list[PackFile] = []
+        for pack in list(self._objects.rescan()):
+            if len(ours) == limit:
+                break
+            with contextlib.suppress(OSError, Damaged):
+                if pack.is_ours() and len(pack) and pack.size_bytes() < 4 * SEAL_BYTES:
+                    ours.append(pack)
+        return ours
+
+    def _load(self, pack: PackFile) -> RollingPack | None:
+        """None where it is damaged: readers say so when they need it, the writer begins a new one."""
+        try:
+            return RollingPack.resume(read_file(pack.base + ".pack"), pack.entries())
+        except (OSError, Damaged, IndexError):
+            return None
+
+    def mend(self) -> None:
+        """Remove what a killed process left of ours: halves of packs, and packs that another one holds whole.
+
+        Nothing that is in no other pack is ever removed. A pack that was written but never published
+        is gone on with: its unreachable objects cost a few kilobytes, their loss might cost a person
+        who has found them in the work tree.
+        """
+        names = set(os.listdir(self.path))
+        for keep in sorted(names):
+            base = keep.removesuffix(".keep")
+            if base == keep or not base.startswith("pack-") or (base + ".pack" in names and base + ".idx" in names):
+                continue
+            if PackFile(self.path, base).is_ours():
+                self.remove(base)
+        self._objects.forget_packs()
+        ours = [pack for pack in self._objects.packs() if pack.is_ours()]
+        removed: set[str] = set()
+        for small in ours:
+            for large in ours:
+                if large is small or large.name in removed or not _is_larger(large, small):
+                    continue
+                if holds_all(large, small) and is_whole(large):
+                    self.remove(small.name)
+                    removed.add(small.name)
+                    break
+        if removed:
+            self._objects.forget_packs()
+
+
+def _is_larger(one: PackFile, other: PackFile) -> bool:
+    try:
+        return (len(one), one.name) > (len(other), other.name)
+    except (OSError, Damaged):
+        return False
+
+
+def holds_all(large: PackFile, small: PackFile) -> bool:
+    """Whether every object of `small` is in `large`. False where either cannot be read."""
+    try:
+        return all(large.find(entry[0]) is not None for entry in small.entries())
+    except (OSError, Damaged):
+        return False
+
+
+def is_whole(pack: PackFile) -> bool:
+    """Whether the last 20 bytes of pack and index are the checksums of what comes before them."""
+    try:
+        return _checksum_fits(pack.base + ".pack") and _checksum_fits(pack.base + ".idx")
+    except OSError:
+        return False
+
+
+def _checksum_fits(path: str) -> bool:
+    digest, left = hashlib.sha1(), os.stat(path).st_size - 20
+    with open(path, "rb") as file:
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+        return left == 0 and file.read(21) == digest.digest()

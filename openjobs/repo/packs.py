@@ -1,0 +1,441 @@
+"""Packs as bytes: entries, deltas, the index, and the rolling pack that each batch writes anew.
+
+Sources: gitformat-pack(5). A pack is never written in place and never thin: every delta's base is
+in the same pack, before it.
+
+The rolling pack exists because a commit that comes alone would otherwise cost three loose files
+(three creations and three syncs) or leave one tiny pack behind. Here each batch writes one pack
+that holds the entries of the previous one, copied byte for byte, plus its own; the one before last
+is removed (/docs: git store, *Packs*).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import attrs
+
+from ..errors import Damaged
+
+COMMIT, TREE, BLOB, TAG, OFS_DELTA, REF_DELTA = 1, 2, 3, 4, 6, 7
+KIND_NAMES = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
+KINDS = {name: kind for kind, name in KIND_NAMES.items()}
+
+#: longest chain of deltas that is written; git's own default
+MAX_CHAIN = 50
+#: longest chain that is read (git itself writes up to 4095)
+MAX_CHAIN_READ = 5000
+#: a repository's content is not to be trusted: nothing larger is ever inflated
+MAX_OBJECT_BYTES = 512 << 20
+#: trees below this are written whole: a delta of theirs saves nothing
+MIN_DELTA_BYTES = 400
+
+PACK_HEADER_BYTES = 12
+IDX_NAMES_AT = 8 + 4 * 256
+_CHUNK = 4096
+_ZLIB_LEVEL = 1
+
+
+def object_id(kind: int, data: bytes) -> bytes:
+    """The 20-byte id of an object."""
+    digest = hashlib.sha1(b"%s %d\0" % (KIND_NAMES[kind], len(data)))
+    digest.update(data)
+    return digest.digest()
+
+
+# --- deltas -----------------------------------------------------------------------------------------
+
+
+def common_prefix(one: bytes, other: bytes) -> int:
+    """How many first bytes agree: whole blocks are compared at memcmp's speed, the one that differs is halved."""
+    limit = min(len(one), len(other))
+    at = 0
+    while at < limit and one[at : at + _CHUNK] == other[at : at + _CHUNK]:
+        at += _CHUNK
+    low, high = min(at, limit), min(at + _CHUNK, limit)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def common_suffix(one: bytes, other: bytes, limit: int) -> int:
+    """How many last bytes agree, `limit` at most."""
+    ends = len(one), len(other)
+
+    def same(start: int, stop: int) -> bool:
+        return one[ends[0] - stop : ends[0] - start] == other[ends[1] - stop : ends[1] - start]
+
+    at = 0
+    while at < limit and same(at, min(at + _CHUNK, limit)):
+        at += _CHUNK
+    low, high = min(at, limit), min(at + _CHUNK, limit)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if same(low, middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+#: a changed region above this is looked at line by line: two rows far apart changed
+_BY_LINES_BYTES = 1500
+
+
+def make_delta(old: bytes, new: bytes) -> bytes:
+    """Instructions that turn `old` into `new`.
+
+    A row replaced in a page or lines appended to a segment is one region between an equal beginning
+    and an equal end, which is found in microseconds; a general differ is not needed.
+    """
+    head = common_prefix(old, new)
+    tail = common_suffix(old, new, min(len(old), len(new)) - head)
+    regions: list[tuple[int, int] | bytes] = [(0, head)]
+    middle = new[head : len(new) - tail]
+    if len(middle) > _BY_LINES_BYTES and len(old) - head - tail > 0:
+        regions += _by_lines(old[head : len(old) - tail], head, middle)
+    else:
+        regions.append(middle)
+    regions.append((len(old) - tail, tail))
+    return _varint(len(old)) + _varint(len(new)) + b"".join(map(_instruction, _merged(regions)))
+
+
+def _by_lines(old: bytes, old_at: int, new: bytes) -> list[tuple[int, int] | bytes]:
+    where: dict[bytes, int] = {}
+    for line in old.splitlines(keepends=True):
+        where.setdefault(line, old_at)
+        old_at += len(line)
+    regions: list[tuple[int, int] | bytes] = []
+    for line in new.splitlines(keepends=True):
+        at = where.get(line)
+        regions.append(line if at is None or len(line) < 8 else (at, len(line)))
+    return regions
+
+
+def _merged(regions: Iterable[tuple[int, int] | bytes]) -> list[tuple[int, int] | bytes]:
+    merged: list[tuple[int, int] | bytes] = []
+    for region in regions:
+        last = merged[-1] if merged else None
+        if isinstance(region, bytes):
+            if not region:
+                continue
+            if isinstance(last, bytes):
+                merged[-1] = last + region
+                continue
+        elif not region[1]:
+            continue
+        elif isinstance(last, tuple) and sum(last) == region[0]:
+            merged[-1] = (last[0], last[1] + region[1])
+            continue
+        merged.append(region)
+    return merged
+
+
+def _instruction(region: tuple[int, int] | bytes) -> bytes:
+    if isinstance(region, bytes):
+        pieces = (region[i : i + 127] for i in range(0, len(region), 127))
+        return b"".join(bytes((len(piece),)) + piece for piece in pieces)
+    at, size = region
+    return b"".join(_copy(at + i, min(0x10000, size - i)) for i in range(0, size, 0x10000))
+
+
+def _copy(at: int, size: int) -> bytes:
+    """One copy instruction; a size of 0x10000 is written as none."""
+    operation, operands = 0x80, bytearray()
+    for bit, byte in enumerate(at.to_bytes(4, "little") + (size & 0xFFFF).to_bytes(2, "little")):
+        if byte:
+            operation |= 1 << bit
+            operands.append(byte)
+    return bytes((operation,)) + operands
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+# --- entries: writing ---------------------------------------------------------------------------------
+
+
+def entry_header(kind: int, size: int) -> bytes:
+    first, size = kind << 4 | size & 15, size >> 4
+    return bytes((first | 0x80,)) + _varint(size) if size else bytes((first,))
+
+
+def offset_bytes(distance: int) -> bytes:
+    """How far back a delta's base begins, in git's base-128 form (a longer one starts where the shorter ends)."""
+    out = [distance & 0x7F]
+    distance >>= 7
+    while distance:
+        distance -= 1
+        out.append(0x80 | distance & 0x7F)
+        distance >>= 7
+    return bytes(reversed(out))
+
+
+def read_offset(raw: bytes, at: int) -> tuple[int, int]:
+    """The number and where it ends. Raises IndexError when it is cut."""
+    byte = raw[at]
+    number = byte & 0x7F
+    while byte & 0x80:
+        at += 1
+        byte = raw[at]
+        number = (number + 1) << 7 | byte & 0x7F
+    return number, at + 1
+
+
+def read_header(raw: bytes) -> tuple[int, int, int]:
+    """Kind, size and where the header ends. Raises IndexError when it is cut."""
+    byte = raw[0]
+    kind, size, shift, at = byte >> 4 & 7, byte & 15, 4, 1
+    while byte & 0x80:
+        byte = raw[at]
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+    return kind, size, at
+
+
+# --- entries: reading ---------------------------------------------------------------------------------
+
+
+class Source(Protocol):
+    """Where a pack's bytes come from: memory or a file."""
+
+    name: str
+
+    def chunk(self, at: int, size: int) -> bytes:
+        """Up to `size` bytes at `at`; fewer only at the end."""
+        ...
+
+
+def read_entry(source: Source, at: int, find: Callable[[bytes], tuple[int, bytes]]) -> tuple[int, bytes]:
+    """Kind and content of the object whose entry begins at `at`, through its chain of deltas.
+
+    `find` reads a base that is named by id (packs of other writers). Raises `Damaged`.
+    """
+    deltas: list[bytes] = []
+    while True:
+        kind, size, raw, used = _start(source, at)
+        if kind == OFS_DELTA:
+            try:
+                distance, used = read_offset(raw, used)
+            except IndexError:
+                raise _damaged(source, at, "the entry is cut") from None
+            deltas.append(_inflate(source, at, raw, used, size))
+            if not 0 < distance <= at - PACK_HEADER_BYTES:
+                raise _damaged(source, at, "the delta has no base")
+            at -= distance
+        elif kind == REF_DELTA:
+            deltas.append(_inflate(source, at, raw, used + 20, size))
+            kind, data = find(raw[used : used + 20])
+            break
+        elif kind in KIND_NAMES:
+            data = _inflate(source, at, raw, used, size)
+            break
+        else:
+            raise _damaged(source, at, f"there is no kind of entry {kind}")
+        if len(deltas) > MAX_CHAIN_READ:
+            raise _damaged(source, at, "the chain of deltas is too long")
+    for delta in reversed(deltas):
+        data = _apply(source, at, data, delta)
+    return kind, data
+
+
+def _start(source: Source, at: int) -> tuple[int, int, bytes, int]:
+    raw = source.chunk(at, _CHUNK)
+    try:
+        kind, size, used = read_header(raw)
+    except IndexError:
+        raise _damaged(source, at, "the pack is cut") from None
+    if size > MAX_OBJECT_BYTES:
+        raise _damaged(source, at, f"an object of {size} bytes is too large")
+    return kind, size, raw, used
+
+
+def _inflate(source: Source, at: int, raw: bytes, used: int, size: int) -> bytes:
+    inflater = zlib.decompressobj()
+    pieces: list[bytes] = []
+    got, feed, next_at = 0, raw[used:], at + len(raw)
+    while not inflater.eof:
+        if not feed:
+            feed = source.chunk(next_at, 16 * _CHUNK)
+            next_at += len(feed)
+            if not feed:
+                raise _damaged(source, at, "the pack is cut")
+        try:
+            piece = inflater.decompress(feed, size - got + 1)
+        except zlib.error as error:
+            raise _damaged(source, at, str(error)) from None
+        got += len(piece)
+        if got > size:
+            break
+        pieces.append(piece)
+        feed = inflater.unconsumed_tail
+    if got != size:
+        raise _damaged(source, at, f"the entry has not {size} bytes")
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _apply(source: Source, at: int, base: bytes, delta: bytes) -> bytes:
+    from dulwich.errors import ApplyDeltaError
+    from dulwich.pack import apply_delta
+
+    try:
+        return b"".join(apply_delta(base, delta))
+    except (ApplyDeltaError, ValueError, IndexError, AssertionError) as error:
+        raise _damaged(source, at, f"the delta does not fit: {error}") from None
+
+
+def _damaged(source: Source, at: int, problem: str) -> Damaged:
+    return Damaged(f"{source.name} is damaged at byte {at}: {problem}", path=source.name, offset=at)
+
+
+# --- the index ----------------------------------------------------------------------------------------
+
+#: id, where the entry begins, CRC-32 of its raw bytes
+Entry = tuple[bytes, int, int]
+
+
+def encode_index(entries: Sequence[Entry], checksum: bytes) -> bytes:
+    """The index (version 2) of a pack; `entries` in order of their ids."""
+    count = len(entries)
+    counts = [0] * 256
+    for entry in entries:
+        counts[entry[0][0]] += 1
+    large: list[int] = []
+    offsets: list[int] = []
+    for _, at, _ in entries:
+        if at < 1 << 31:
+            offsets.append(at)
+        else:
+            offsets.append(1 << 31 | len(large))
+            large.append(at)
+    raw = b"".join(
+        (
+            b"\xfftOc\0\0\0\x02",
+            struct.pack(">256L", *itertools.accumulate(counts)),
+            b"".join([entry[0] for entry in entries]),
+            struct.pack(f">{count}L", *[entry[2] for entry in entries]),
+            struct.pack(f">{count}L", *offsets),
+            struct.pack(f">{len(large)}Q", *large),
+            checksum,
+        )
+    )
+    return raw + hashlib.sha1(raw).digest()
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class EncodedPack:
+    """A pack that is ready to be written. Its name is its own checksum, so equal names have equal bytes."""
+
+    name: str
+    #: an iterator where it is larger than memory should hold
+    pack: Sequence[bytes | bytearray] | Iterator[bytes]
+    index: bytes
+
+
+# --- the rolling pack -----------------------------------------------------------------------------------
+
+
+class RollingPack:
+    """The newest pack, whole in memory; its next version is encoded from there.
+
+    Guarantees: entries never move and never change, only `rollback` takes the newest away.
+    Assumptions: one writer; readers see only ids of commits that were published.
+    """
+
+    name = "the newest pack"
+
+    def __init__(self) -> None:
+        self._body = bytearray(b"PACK\0\0\0\x02\0\0\0\0")
+        self._entries: list[Entry] = []
+        self._at: dict[bytes, int] = {}
+        self._depth: dict[int, int] = {}
+        self.commits = 0
+
+    def __contains__(self, sha: bytes) -> bool:
+        return sha in self._at
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._body) + 20
+
+    def chunk(self, at: int, size: int) -> bytes:
+        return bytes(self._body[at : at + size])
+
+    def read(self, sha: bytes, find: Callable[[bytes], tuple[int, bytes]]) -> tuple[int, bytes]:
+        return read_entry(self, self._at[sha], find)
+
+    def add(self, kind: int, sha: bytes, data: bytes, base: bytes | None = None, base_data: bytes = b"") -> None:
+        """Append an object, as a delta where `base` is in this pack and a delta is worth it."""
+        if sha in self._at:
+            return
+        at = len(self._body)
+        base_at = self._at.get(base) if base is not None else None
+        depth = self._depth.get(base_at, 0) + 1 if base_at is not None else 0
+        raw = b""
+        if base_at is not None and depth <= MAX_CHAIN and len(data) >= MIN_DELTA_BYTES:
+            delta = make_delta(base_data, data)
+            if len(delta) < len(data) // 2:
+                head = entry_header(OFS_DELTA, len(delta)) + offset_bytes(at - base_at)
+                raw = head + zlib.compress(delta, _ZLIB_LEVEL)
+                self._depth[at] = depth
+        self._append(sha, raw or entry_header(kind, len(data)) + zlib.compress(data, _ZLIB_LEVEL))
+        self.commits += kind == COMMIT
+
+    def _append(self, sha: bytes, raw: bytes) -> None:
+        at = len(self._body)
+        self._body += raw
+        self._entries.append((sha, at, zlib.crc32(raw)))
+        self._at[sha] = at
+
+    def mark(self) -> tuple[int, int, int]:
+        return len(self._body), len(self._entries), self.commits
+
+    def rollback(self, mark: tuple[int, int, int]) -> None:
+        size, count, self.commits = mark
+        for sha, at, _ in self._entries[count:]:
+            del self._at[sha]
+            self._depth.pop(at, None)
+        del self._entries[count:]
+        del self._body[size:]
+
+    def encode(self) -> EncodedPack:
+        self._body[8:12] = struct.pack(">L", len(self._entries))
+        checksum = hashlib.sha1(self._body).digest()
+        index = encode_index(sorted(self._entries), checksum)
+        return EncodedPack(name=f"pack-{checksum.hex()}", pack=(self._body, checksum), index=index)
+
+    @classmethod
+    def resume(cls, raw: bytes, entries: Sequence[Entry]) -> RollingPack:
+        """The rolling pack of an earlier process. Raises `Damaged` unless `raw` is whole."""
+        if hashlib.sha1(memoryview(raw)[:-20]).digest() != raw[-20:] or raw[:8] != b"PACK\0\0\0\x02":
+            raise Damaged("the newest pack is damaged: its checksum is wrong")
+        rolling = cls()
+        rolling._body = bytearray(raw[:-20])
+        rolling._entries = sorted(entries, key=lambda entry: entry[1])
+        for sha, at, _ in rolling._entries:
+            rolling._at[sha] = at
+            kind, _, used = read_header(raw[at : at + 32])
+            rolling.commits += kind == COMMIT
+            if kind == OFS_DELTA:
+                distance, _ = read_offset(raw, at + used)
+                rolling._depth[at] = rolling._depth.get(at - distance, 0) + 1
+        return rolling

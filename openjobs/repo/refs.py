@@ -1,0 +1,68 @@
+"""HEAD, the branch it names, and the value of that branch: loose first, then packed.
+
+Sources: gitrepository-layout(5), git-check-ref-format(1).
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import Damaged, RepositoryRefused
+from .files import read_file
+
+_HEX = re.compile(rb"[0-9a-f]{40}\Z")
+_BRANCH = re.compile(
+    r"refs/heads/(?!.*(?:\.\.|//|@\{|/\.|\.lock(?:/|\Z)))[^\x00-\x20\x7f~^:?*\[\\./][^\x00-\x20\x7f~^:?*\[\\]*\Z"
+)
+
+
+def read_branch(git_dir: str) -> str:
+    """The full name of the branch that HEAD is on. Raises `RepositoryRefused` (detached) or `Damaged`."""
+    path = f"{git_dir}/HEAD"
+    try:
+        raw = read_file(path, 4096)
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
+    text = raw.rstrip(b"\n")
+    if _HEX.match(text):
+        raise RepositoryRefused("HEAD is detached: it must be on a branch")
+    name = text.removeprefix(b"ref:").strip().decode("utf-8", "surrogateescape")
+    if not text.startswith(b"ref:") or not name.startswith("refs/"):
+        raise Damaged(f"{path} is damaged: it names no branch", path=path)
+    if not _BRANCH.match(name) or name.endswith("/"):
+        raise RepositoryRefused("HEAD names something that is not a branch")
+    return name
+
+
+def read_ref(git_dir: str, ref: str) -> str | None:
+    """The commit (40 hex digits) that the branch is at, or None. Raises `Damaged`."""
+    path = f"{git_dir}/{ref}"
+    try:
+        raw = read_file(path, 4096)
+    except (FileNotFoundError, NotADirectoryError):
+        return _packed(git_dir, ref)
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
+    text = raw.rstrip(b"\n")
+    if text.startswith(b"ref:"):
+        raise RepositoryRefused(f"{ref} is a symbolic reference")
+    if not _HEX.match(text):
+        raise Damaged(f"{path} is damaged: it holds no commit id", path=path)
+    return text.decode()
+
+
+def _packed(git_dir: str, ref: str) -> str | None:
+    path = f"{git_dir}/packed-refs"
+    try:
+        raw = read_file(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
+    wanted = b" " + ref.encode("utf-8", "surrogateescape")
+    for line in raw.splitlines():
+        if line.endswith(wanted) and len(line) == 40 + len(wanted):
+            if not _HEX.match(line[:40]):
+                raise Damaged(f"{path} is damaged: it holds no commit id for {ref}", path=path)
+            return line[:40].decode()
+    return None

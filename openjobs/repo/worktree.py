@@ -1,0 +1,110 @@
+"""The files that people see. git is the truth; these are a copy of the newest commit.
+
+A file that somebody changed by hand is never overwritten: it is moved aside, next to where it was,
+and reported. Nothing here is synced: after a power cut the copy is made again from git.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from ..durable import Disk
+from .files import lstat, read_file
+from .index import entry_matches, entry_sha
+from .packs import BLOB, object_id
+from .scratch import Scratch
+from .trees import EXECUTABLE
+
+log = logging.getLogger(__name__)
+
+#: whether the content with this id is safe in git
+IsSafe = Callable[[bytes], bool]
+
+
+class WorkTree:
+    """Assumptions: the session's flock and `index.lock` are held by the caller."""
+
+    def __init__(self, root: Path, scratch: Scratch, disk: Disk) -> None:
+        self._root = str(root)
+        self._scratch = scratch
+        self._disk = disk
+        #: the newest files that were moved aside, as paths in the work tree
+        self.kept_aside: deque[str] = deque(maxlen=100)
+
+    def path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def put(self, name: str, data: bytes, mode: int, entry: bytes | None, is_safe: IsSafe) -> os.stat_result:
+        """The file holds `data`, or what it held before. `entry` is what the index says of it."""
+        path = self.path(name)
+        self._make_parents(name)
+        self._keep_if_edited(name, entry, is_safe)
+        # A link of somebody else's becomes a plain file, as git itself does it where there are no links.
+        self._scratch.move(self._scratch.write("work", data, 0o700 if mode == EXECUTABLE else 0o600, sync=False), path)
+        return os.lstat(path)
+
+    def remove(self, name: str, entry: bytes | None, is_safe: IsSafe) -> None:
+        """The file is gone, and directories that are empty by that."""
+        self._keep_if_edited(name, entry, is_safe)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self._disk.unlink(self.path(name))
+        parent = name.rpartition("/")[0]
+        while parent:
+            try:
+                self._disk.rmdir(self.path(parent))
+            except OSError:
+                break
+            parent = parent.rpartition("/")[0]
+
+    def is_edited(self, name: str, entry: bytes | None, is_safe: IsSafe) -> bool:
+        """Whether something stands there whose content is nowhere in git."""
+        path = self.path(name)
+        found = lstat(path)
+        if found is None or (entry is not None and entry_matches(entry, found)):
+            return False
+        if not stat.S_ISREG(found.st_mode):
+            return True
+        if found.st_size == 0:
+            return False
+        try:
+            sha = object_id(BLOB, read_file(path))
+        except OSError:
+            return True
+        return not ((entry is not None and entry_sha(entry) == sha) or is_safe(sha))
+
+    def _keep_if_edited(self, name: str, entry: bytes | None, is_safe: IsSafe) -> None:
+        if self.is_edited(name, entry, is_safe):
+            self._move_aside(name)
+
+    def _make_parents(self, name: str) -> None:
+        """Real directories all the way: a link in their place could lead out of the work tree."""
+        at = name.find("/")
+        while at >= 0:
+            parent = name[:at]
+            found = lstat(self.path(parent))
+            if found is not None and not stat.S_ISDIR(found.st_mode):
+                self._move_aside(parent)
+                found = None
+            if found is None:
+                self._disk.mkdir(self.path(parent))
+            at = name.find("/", at + 1)
+
+    def _move_aside(self, name: str) -> None:
+        number = 1
+        while os.path.lexists(self.path(aside := f"{name}.edited-{number}")):
+            number += 1
+        self._disk.rename(self.path(name), self.path(aside))
+        self.kept_aside.append(aside)
+        log.warning("%s was changed by hand; it was kept as %s", self.path(name), aside)
+
+    def holds(self, name: str, sha: bytes) -> bool:
+        try:
+            return object_id(BLOB, read_file(self.path(name))) == sha
+        except OSError:
+            return False
