@@ -156,7 +156,8 @@ class LinuxSystem(System):
         return data is not None and variable in data.split(b"\0")
 
     def _send(self, identity: Identity, signum: int) -> bool:
-        assert sys.platform == "linux"
+        if sys.platform != "linux":
+            return False
         try:
             fd = os.pidfd_open(identity.pid)
         except OSError:

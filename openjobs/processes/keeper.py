@@ -50,7 +50,7 @@ CHUNK_BYTES = 65536
 #: how long the worker may take over its part of the conversation before `go`
 GO_TIMEOUT_S = 60.0
 #: how long somebody may hold the lock to look whether we live
-LOCK_TIMEOUT_S = 5.0
+LOCK_TIMEOUT_S = 2.0
 #: how long an exit record that cannot be written (disk full) is tried again
 RECORD_TIMEOUT_S = 600.0
 #: how many members of a tree are named in a record

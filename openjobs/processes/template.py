@@ -128,17 +128,25 @@ class Template:
 
     def _start(self, run_dir: Path, request: Request) -> Run:
         ours, theirs = socket.socketpair()
+        asked = None
         try:
             with theirs:
-                self._hand_over(theirs)
+                asked = self._hand_over(theirs)
             run = Run(ours, run_dir)
             run._begin(request)
             return run
+        except _NoAnswer:
+            ours.close()
+            with self._lock:
+                if self._process is asked:
+                    self._stop()
+            raise
         except BaseException:
             ours.close()
             raise
 
-    def _hand_over(self, channel: socket.socket) -> None:
+    def _hand_over(self, channel: socket.socket) -> subprocess.Popen[bytes]:
+        """The template that was asked for a keeper on `channel`."""
         with self._lock:
             if os.getpid() != self._pid:
                 raise ForkedProcess
@@ -148,11 +156,13 @@ class Template:
                 self._stop()
                 self._launch()
             assert self._socket is not None
+            assert self._process is not None
             try:
                 socket.send_fds(self._socket, [b"k"], [channel.fileno()])
             except OSError as error:
                 self._stop()
                 raise _NoAnswer(f"the template is gone: {error}") from None
+            return self._process
 
     def _launch(self) -> None:
         ours, theirs = socket.socketpair()

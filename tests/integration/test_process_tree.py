@@ -1,0 +1,251 @@
+"""Whole trees end: sessions of their own, double forks, ignored TERM, suspended members."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openjobs.processes import rundir, tree
+from openjobs.processes.identity import Identity, PortableSystem, System, this_system
+from openjobs.processes.template import Template
+from tests.support import eventually
+from tests.support.processes import RELAXED, marked, request, settle
+
+BOUND_S = 20.0
+TREES = 50
+
+
+@pytest.fixture
+def template() -> Iterator[Template]:
+    with Template() as template:
+        yield template
+
+
+@pytest.fixture(params=["this", "portable"])
+def system(request: pytest.FixtureRequest) -> System:
+    """Ours, and the one for systems without /proc, which works here too."""
+    return this_system() if request.param == "this" else PortableSystem()
+
+
+def test_a_session_of_its_own_is_no_way_out(tmp_path: Path, template: Template) -> None:
+    """`setsid sleep 300 &` outlives its command and is found and ended."""
+    with template.start(tmp_path, request("setsid sleep 300 & echo hi")) as started:
+        started.go()
+        record = started.wait(BOUND_S)
+        assert record is not None
+        assert record.exit_code == 0
+        assert started.wait_gone(BOUND_S)
+    assert marked("a-task") == []
+    record = rundir.read_exit(tmp_path)
+    assert record is not None
+    assert record.leftovers == []
+
+
+def test_a_member_that_shed_the_mark_is_ended_too(tmp_path: Path, template: Template) -> None:
+    """`env -i setsid`, twice orphaned: only the subreaper still knows whose it is."""
+    command = f"(env -i setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 300' &) ; sleep 0.2"
+    with template.start(tmp_path, request(command)) as started:
+        started.go()
+        assert started.wait_gone(BOUND_S)
+    pid = int((tmp_path / "pid").read_text())
+    assert [m for m in this_system().table() if m.identity.pid == pid and m.name == "sleep"] == []
+
+
+class Grower:
+    """Writes the scripts of one random tree: each node is a shell that starts its children and stays."""
+
+    def __init__(self, seed: int, directory: Path) -> None:
+        self.random = random.Random(seed)
+        self.directory = directory
+        self.nodes = 0
+
+    def grow(self, depth: int = 0) -> Path:
+        self.nodes += 1
+        path = self.directory / f"node-{self.nodes}.sh"
+        lines = []
+        if self.random.random() < 0.4:
+            lines.append("trap '' TERM")
+        if depth < 4:
+            for _ in range(self.random.choice([0, 1, 1, 2]) if depth else 2):
+                start = f"sh {self.grow(depth + 1)}"
+                lines.append(
+                    self.random.choice([f"{start} &", f"setsid {start} &", f"({start} &)", f"(setsid {start} &)"])
+                )
+        lines.append(f"echo $$ > {self.directory}/{path.stem}.tmp; mv {self.directory}/{path.stem}.tmp {path}.up")
+        last = self.random.choice(["sleep 300", "sleep 300", "exec sleep 300", "kill -STOP $$; sleep 300", "exit 0"])
+        lines.append("sleep 300" if depth == 0 and last.startswith(("kill", "exit")) else last)
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def pids(self) -> list[int]:
+        return [int(path.read_text()) for path in self.directory.glob("*.up")]
+
+
+@pytest.mark.parametrize("seed", range(TREES))
+def test_no_random_tree_has_a_survivor_or_a_zombie(seed: int, tmp_path: Path, template: Template) -> None:
+    """Depth 4, ended when it is grown or while it still grows."""
+    grower = Grower(seed, tmp_path)
+    root = grower.grow()
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    with template.start(run_dir, request(["sh", str(root)], grace_s=0.05)) as started:
+        started.go()
+        wanted = grower.nodes if seed % 2 else min(3, grower.nodes)
+        eventually(lambda: len(grower.pids()) >= wanted)
+        assert rundir.request_stop(run_dir, disk=RELAXED, system=this_system())
+        record = started.wait(BOUND_S)
+        assert record is not None
+        assert record.stopped_by in ("term", "kill")
+        assert started.wait_gone(BOUND_S)
+    assert [
+        m.name for m in this_system().table() if m.identity.pid in grower.pids() and m.name in ("sh", "sleep")
+    ] == []
+    assert marked("a-task") == []
+    record = rundir.read_exit(run_dir)
+    assert record is not None
+    assert record.leftovers == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tree_without_its_keeper_is_ended_by_who_buries_it(seed: int, tmp_path: Path, template: Template) -> None:
+    """The keeper was killed: the mark and the command's identity find what it kept."""
+    grower = Grower(100 + seed, tmp_path)
+    root = grower.grow()
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    with template.start(run_dir, request(["sh", str(root)])) as started:
+        started.go()
+        eventually(lambda: len(grower.pids()) == grower.nodes)
+        this_system().send(started.keeper, signal.SIGKILL)
+        assert started.wait_gone(BOUND_S)
+    burial = settle(run_dir, grace_s=0.05)
+    assert (burial.record, burial.may_have_run, burial.leftovers) == (None, True, [])
+    assert marked("a-task") == []
+
+
+def test_other_systems_find_and_end_a_tree_by_its_mark(tmp_path: Path, system: System) -> None:
+    """Without subreaper and pidfd, too; nobody else is touched."""
+    env = {**os.environ, tree.TASK_VARIABLE: "marked"}
+    script = "setsid sleep 300 & (setsid sleep 300 &); trap '' TERM; echo up; while :; do sleep 1; done"
+    other = subprocess.Popen(["sleep", "300"])
+    ours = subprocess.Popen(["sh", "-c", script], env=env, stdout=subprocess.PIPE)
+    try:
+        assert ours.stdout is not None
+        ours.stdout.readline()
+        eventually(lambda: len(marked("marked")) == 4)
+        ending = tree.end(system, lambda: tree.find(system, task_id="marked"), grace_s=0.1)
+        assert ending.leftovers == []
+        assert marked("marked") == []
+        assert ours.wait(BOUND_S) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+
+def test_an_identity_holds_for_one_process_only(system: System) -> None:
+    """It is alive until its process ends; a zombie is not alive; the next with its pid is another."""
+    process = subprocess.Popen(["sleep", "300"])
+    try:
+        identity = system.identify(process.pid)
+        assert identity is not None
+        assert system.is_alive(identity)
+        later = Identity(identity.pid, identity.start + 1, identity.boot)
+        assert not system.is_alive(later)
+        assert not system.send(later, signal.SIGKILL)
+        assert process.poll() is None
+        assert system.send(identity, signal.SIGKILL)
+        eventually(lambda: not system.is_alive(identity))  # a zombie: nobody has waited for it
+        assert system.identify(process.pid) is None
+    finally:
+        process.kill()
+        process.wait()
+    assert not system.send(identity, signal.SIGKILL)
+
+
+def test_a_leader_that_left_its_threads_running_is_alive() -> None:
+    """It shows as a zombie while its process works on."""
+    program = """
+import ctypes, sys, threading, time
+threading.Thread(target=time.sleep, args=(300,)).start()
+print("up", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    if sys.platform != "linux":
+        pytest.skip("only Linux shows it so")
+    system = this_system()
+    process = subprocess.Popen([sys.executable, "-I", "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        state = Path(f"/proc/{process.pid}/stat")
+        eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "Z")
+        identity = system.identify(process.pid)
+        assert identity is not None
+        assert system.send(identity, signal.SIGKILL)
+        assert process.wait(BOUND_S) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+class Table(System):
+    """A made-up process table; signals are noted, and obeyed by who does."""
+
+    def __init__(self, processes: dict[int, tuple[int, int]], *, deaf: set[int]) -> None:
+        self.processes = processes
+        self.deaf = deaf
+        self.sent: list[tuple[int, int]] = []
+
+    def boot(self) -> str:
+        return "a-boot"
+
+    def identify(self, pid: int) -> Identity | None:
+        return Identity(pid, pid, "a-boot") if pid in self.processes else None
+
+    def table(self) -> Iterator[tree.Member]:
+        for pid, (ppid, session) in self.processes.items():
+            yield tree.Member(Identity(pid, pid, "a-boot"), ppid, session, "a", True)
+
+    def has_variable(self, pid: int, variable: bytes) -> bool:
+        return False
+
+    def _send(self, identity: Identity, signum: int) -> bool:
+        self.sent.append((identity.pid, signum))
+        if signum == signal.SIGKILL and identity.pid not in self.deaf:
+            self.processes.pop(identity.pid, None)
+        return True
+
+
+def test_who_hangs_in_the_kernel_is_named_as_left_over() -> None:
+    """An ending is bounded: what KILL does not end within its time is given up and named."""
+    base = 10**6
+    system = Table({base: (1, base), base + 1: (base, base), base + 2: (1, 5)}, deaf={base + 1})
+    leader = Identity(base, base, "a-boot")
+    now = 0.0
+
+    def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    ending = tree.Ending(system, lambda: tree.find(system, leader=leader), grace_s=1.0, monotonic=lambda: now)
+    # The leader's end takes its session's proof with it; the table keeps it, as the kernel does for a zombie.
+    system.deaf.add(base)
+    while (pause_s := ending.step()) is not None:
+        pass_time(pause_s)
+    assert [m.identity.pid for m in ending.leftovers] == [base, base + 1]
+    assert [s for s in system.sent if s[1] == signal.SIGTERM] == [(base, 15), (base + 1, 15)]
+    assert all(pid in (base, base + 1) for pid, _ in system.sent)
+    assert now <= 1.0 + tree.AFTER_KILL_S + 0.1
