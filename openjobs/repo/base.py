@@ -7,7 +7,6 @@ decides by what it reads, and raises `errors.Refused` where its event no longer 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
@@ -119,18 +118,13 @@ class Repository(Protocol):
         """Commits along first parents, newest first, from `start` (default: the newest)."""
         ...
 
-    def check(self, counts: Counter[str]) -> Iterator[tuple[str, str]]:
-        """What is wrong with the repository itself, as (where, what); adds what was looked at to `counts`.
-        Reads only."""
+    def check(self) -> Sequence[str]:
+        """Everything that is wrong with the repository itself, one line each; nothing is changed."""
         ...
 
-    def gc(self) -> None:
-        """Bring the repository to its smallest size; bounded, safe beside other programs.
+    def maintain(self) -> None:
+        """Bring the repository to its smallest size. No object is ever dropped; safe beside other programs.
         Raises `RepositoryBusy`, `errors.StoreWriteFailed`."""
-        ...
-
-    def size_bytes(self) -> int:
-        """What the repository takes on disk, without its work tree."""
         ...
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -128,17 +127,12 @@ class MemoryRepository:
                 yield commit.info
             at = parent
 
-    def check(self, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+    def check(self) -> Sequence[str]:
         """Nothing on disk that could be wrong."""
-        return iter(())
+        return []
 
-    def gc(self) -> None:
+    def maintain(self) -> None:
         """Nothing to do."""
-
-    def size_bytes(self) -> int:
-        """What the newest files take."""
-        with self._lock:
-            return sum(map(len, self._commits[self._head].files.values())) if self._head else 0
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -132,6 +132,10 @@ class JobStore(ABC):
         """The repository and the folder for derived files. Raises `UnknownSession`, `RepositoryRefused`, `Damaged`."""
 
     @abstractmethod
+    def _size_bytes(self, session_id: str) -> int:
+        """What the session's repository takes, without its work tree."""
+
+    @abstractmethod
     def sessions(self) -> list[str]:
         """Ids of all sessions, sorted."""
 
@@ -443,12 +447,11 @@ class JobStore(ABC):
 
     def gc(self, session_id: str) -> Collected:
         """Bring one session's repository to its smallest size. Raises `SessionBusy`, `StoreWriteFailed`."""
-        repository = self.repository(session_id)
-        before = repository.size_bytes()
+        before = self._size_bytes(session_id)
         operation = Operation(decide=lambda view: None, result=lambda: None, collect=True)
         self._committer.add(session_id, [operation])
         operation.future.result()
-        return Collected(before_bytes=before, after_bytes=repository.size_bytes())
+        return Collected(before_bytes=before, after_bytes=self._size_bytes(session_id))
 
     # --- the committer's side ---
 

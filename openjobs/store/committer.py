@@ -303,7 +303,7 @@ def _reason(session_id: str, lane: _Lane, op: Operation, now: float, dropping: b
 def _collected(repository: Repository) -> Outcome:
     """What was committed stands whether or not the repository could be made smaller."""
     try:
-        repository.gc()
+        repository.maintain()
     except (OpenJobsError, OSError) as error:
         return Outcome(error=error)
     return Outcome()

@@ -99,7 +99,7 @@ def check_session(store: JobStore, session_id: str) -> Report:
     except OpenJobsError as error:
         found("repository", str(error))
         return Report(findings=findings, counts=dict(counts))
-    part("repository", repository.check(counts))
+    part("repository", (("repository", line) for line in repository.check()))
     trails: dict[str, _Trail] = {}
     part("history", _check_commits(repository.log(), trails, counts))
     rows: dict[str, Job] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
@@ -86,6 +87,14 @@ class GitJobStore(JobStore):
         path = self.session_dir(session_id) / "repo"
         repository = GitRepository(path, self.disk)
         return repository, path / ".git" / "openjobs"
+
+    def _size_bytes(self, session_id: str) -> int:
+        total = 0
+        for directory, _, names in os.walk(self.session_dir(session_id) / "repo" / ".git"):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    total += os.lstat(os.path.join(directory, name)).st_size
+        return total
 
     def sessions(self) -> list[str]:
         return sorted(

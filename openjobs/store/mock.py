@@ -43,6 +43,9 @@ class MockTaskStore(JobStore):
             raise self._unknown_session(session_id)
         return repository, None
 
+    def _size_bytes(self, session_id: str) -> int:
+        return 0
+
     def sessions(self) -> list[str]:
         with self._creating:
             return sorted(self._repositories)
