@@ -1,0 +1,19 @@
+"""The runner: jobs that run, are waited for and cancelled."""
+
+from .cancel import StuckThread
+from .client import JobClient
+from .ending import Ended, EndStep
+from .hub import Hub, HubEvent, Subscription
+from .runner import JobRunner, RunnerStats
+
+__all__ = [
+    "EndStep",
+    "Ended",
+    "Hub",
+    "HubEvent",
+    "JobClient",
+    "JobRunner",
+    "RunnerStats",
+    "StuckThread",
+    "Subscription",
+]

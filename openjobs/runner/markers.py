@@ -1,0 +1,106 @@
+"""Active markers: which sessions a recovery must look into, should this runner die."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Protocol
+
+from ..clock import Clock
+
+log = logging.getLogger(__name__)
+
+#: a session without unfinished jobs keeps its marker for so long
+IDLE_S = 60.0
+
+
+class ActiveFolder(Protocol):
+    """What is needed of `store.active`; both calls are durable when they return."""
+
+    def mark(self, runner_id: str, session_id: str) -> None: ...
+
+    def clear(self, runner_id: str, session_id: str) -> None: ...
+
+
+class _Marker:
+    __slots__ = ("idle_since", "lock", "there", "uses")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.uses = 0
+        self.there = False
+        self.idle_since = 0.0
+
+
+class Markers:
+    """A session is marked, durably, before `use` returns, and stays so while it is in use.
+
+    A marker is made once and taken away lazily, after a minute without use, so that a session with
+    one short job after the other costs two syncs and not two per job.
+
+    What each lock protects: `_guard` the counts; a marker's own lock its file, so that the marking
+    of one session never waits for that of another. Clearing and marking of one session exclude each
+    other: (1) `sweep` takes the marker's lock and sees no use, (2) a submit counts its use and waits
+    for that lock, (3) `sweep` clears and lets go, (4) the submit finds `there` false and marks again.
+    """
+
+    def __init__(self, folder: ActiveFolder, runner_id: str, clock: Clock, idle_s: float = IDLE_S) -> None:
+        self._folder = folder
+        self._runner_id = runner_id
+        self._clock = clock
+        self._idle_s = idle_s
+        self._guard = threading.Lock()
+        self._markers: dict[str, _Marker] = {}
+
+    def use(self, session_id: str) -> None:
+        """Raises what marking raises; then the use does not count."""
+        with self._guard:
+            marker = self._markers.get(session_id)
+            if marker is None:
+                marker = self._markers[session_id] = _Marker()
+            marker.uses += 1
+            if marker.there:
+                return
+        try:
+            with marker.lock:
+                if not marker.there:
+                    self._folder.mark(self._runner_id, session_id)
+                    marker.there = True
+        except BaseException:
+            self.done(session_id)
+            raise
+
+    def done(self, session_id: str) -> None:
+        with self._guard:
+            marker = self._markers[session_id]
+            marker.uses -= 1
+            if marker.uses == 0:
+                marker.idle_since = self._clock.monotonic()
+
+    def sweep(self) -> None:
+        """Take away the markers of sessions that have been idle for long enough."""
+        before = self._clock.monotonic() - self._idle_s
+        with self._guard:
+            idle = [(s, m) for s, m in self._markers.items() if m.uses == 0 and m.idle_since <= before]
+        for session_id, marker in idle:
+            self._clear(session_id, marker)
+
+    def __len__(self) -> int:
+        with self._guard:
+            return len(self._markers)
+
+    def _clear(self, session_id: str, marker: _Marker) -> None:
+        with marker.lock:
+            with self._guard:
+                if marker.uses:
+                    return
+                was_there, marker.there = marker.there, False
+            if was_there:
+                try:
+                    self._folder.clear(self._runner_id, session_id)
+                except OSError as error:
+                    # Harmless: a marker too many costs the next recovery one look.
+                    log.warning("the active marker of session %s could not be removed: %s", session_id, error)
+            with self._guard:
+                if not marker.uses:
+                    self._markers.pop(session_id, None)

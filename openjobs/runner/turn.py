@@ -1,0 +1,119 @@
+"""One turn: calling what runs the job, and what its return or exception means for the job's end.
+
+Nothing here decides: a cancel may win over the end that is returned (see `jobs.transition`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from ..errors import CancelledError
+from ..jobs import Cancelled, Completed, End, Errored, TurnRequest, TurnResult
+from .live import LiveJob
+
+log = logging.getLogger(__name__)
+
+#: a job's partial text, in bytes of UTF-8; of a longer one the end is kept
+PARTIAL_LIMIT_BYTES = 1 << 20
+DROPPED = "[the first {} bytes of this partial output were dropped]\n"
+
+
+def take_turn(live: LiveJob, request: TurnRequest, event_id: str) -> End:
+    """Run the callable and return the end it came to. Never raises, whatever the callable does."""
+    try:
+        result = live.fn(request, live.cancel_event)
+    except BaseException as error:
+        # SystemExit and KeyboardInterrupt too: in a worker they mean nothing but this job's end.
+        log.info("job %s raised", live.job_id, exc_info=True)
+        if isinstance(error, CancelledError) and live.cancel_event.is_set():
+            return Cancelled(event_id=event_id, reason=live.cancel_reason, result_text=live.partial_text)
+        return Errored(event_id=event_id, error=describe(error), result_text=live.partial_text)
+    return end_of(result, event_id, live.partial_text)
+
+
+def end_of(result: Any, event_id: str, partial_text: str | None) -> End:
+    """The end that a returned value means; a value that cannot be used is an error that says so."""
+    fault = _fault(result)
+    if fault is not None:
+        return Errored(event_id=event_id, error=f"TypeError: {fault}", result_text=partial_text)
+    text = clean(result.final_text)
+    usage = dict(result.usage) if result.usage is not None else None
+    if result.error is not None:
+        return Errored(
+            event_id=event_id,
+            error=clean(result.error),
+            result_text=text or partial_text,
+            head_id=result.head_id,
+            usage=usage,
+        )
+    return Completed(event_id=event_id, result_text=text, head_id=result.head_id, usage=usage)
+
+
+def describe(error: BaseException) -> str:
+    """`{type}: {message}` (spec 003, D12)."""
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its message cannot be shown)"
+    return clean(f"{type(error).__name__}: {message}")
+
+
+def bounded_partial(text: str) -> str:
+    """`text`, or its end with a line that says how much is missing."""
+    text = clean(text)
+    if len(text) * 4 <= PARTIAL_LIMIT_BYTES:
+        return text
+    encoded = text.encode()
+    excess = len(encoded) - PARTIAL_LIMIT_BYTES
+    if excess <= 0:
+        return text
+    return DROPPED.format(excess) + encoded[excess:].decode(errors="ignore")
+
+
+def clean(text: str) -> str:
+    """`text` as it can be stored: half surrogates (undecodable bytes of a command) become `?`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text
+
+
+def contained(call: Callable[[Any], None], job_id: str) -> Callable[[Any], None]:
+    """`call` for use by a turn: what it raises is logged, never the turn's problem."""
+
+    def safely(value: Any) -> None:
+        try:
+            call(value)
+        except Exception:
+            log.exception("job %s: a report of its progress failed", job_id)
+
+    return safely
+
+
+def _fault(result: Any) -> str | None:
+    if not isinstance(result, TurnResult):
+        return f"the turn must return a TurnResult, not {type(result).__name__}"
+    if not isinstance(result.final_text, str):
+        return f"TurnResult.final_text must be text, not {type(result.final_text).__name__}"
+    if result.error is not None and not isinstance(result.error, str):
+        return f"TurnResult.error must be text or None, not {type(result.error).__name__}"
+    if result.head_id is not None and not isinstance(result.head_id, str):
+        return f"TurnResult.head_id must be a message id or None, not {type(result.head_id).__name__}"
+    return _usage_fault(result.usage)
+
+
+def _usage_fault(usage: Any) -> str | None:
+    if usage is None:
+        return None
+    if not isinstance(usage, Mapping):
+        return f"TurnResult.usage must be a mapping or None, not {type(usage).__name__}"
+    try:
+        orjson.dumps(dict(usage))
+    except TypeError as error:
+        return f"TurnResult.usage cannot be written as JSON: {error}"
+    return None
