@@ -23,6 +23,7 @@ from ..jobs import TurnRequest, TurnResult
 from ..processes import layout
 from ..processes.command import CommandEnd, run_command
 from ..processes.template import Template
+from .leftovers import run_directory
 from .templates import CommandTemplate
 
 #: the end of standard output that becomes the job's text
@@ -126,7 +127,7 @@ class _RunDirectory:
             self._temporary = tempfile.mkdtemp(prefix="openjobs-run-")
             self._path = Path(self._temporary) / run_id
         else:
-            self._path = home / "sessions" / check_session_id(request.session_id) / "runs" / run_id
+            self._path = run_directory(home, check_session_id(request.session_id), run_id)
 
     def __enter__(self) -> Path:
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)

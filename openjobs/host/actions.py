@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -82,12 +83,15 @@ def perform(context: Context, action: Any, fields: Fields) -> dict[str, Any]:
 _SPAWN = ("session_id", "prompt", "description", "agent_id", "context", "wait")
 _SPAWN_MORE = (
     *("job_id", "parent_job_id", "parent_msg_id", "caller_session_id", "origin_tool_call_id", "cwd", "env"),
-    *("timeout_s", "metadata", "foreground", "create_session"),
+    *("timeout_s", "metadata", "foreground", "create_session", "waiting_job_id"),
 )
 
 
 def spawn_job(context: Context, fields: Fields) -> dict[str, Any]:
-    """Submits a job; with `wait` answers when it has ended. `create_session` makes a missing session."""
+    """Submits a job; with `wait` answers when it has ended (`waiting_job_id`: as in `await_jobs`).
+
+    `create_session` makes a session that is missing.
+    """
     read = _Reader("spawn_job", fields, _SPAWN + _SPAWN_MORE)
     request = SpawnRequest(
         prompt=read.text("prompt"),
@@ -107,11 +111,12 @@ def spawn_job(context: Context, fields: Fields) -> dict[str, Any]:
         foreground=read.flag("foreground"),
     )
     wait = read.flag("wait")
+    waiting_job_id = read.checked("waiting_job_id", check_job_id)
     if read.flag("create_session"):
         _have_session(context, request.parent_session_id)
     job = context.runner.submit(request)
     if wait:
-        job = _await(context, [job.job_id], "all", None, request.parent_job_id)[0]
+        job = _await(context, [job.job_id], "all", None, waiting_job_id)[0]
     return {"job_id": job.job_id, "status": job.status.value, "parent_msg_id": job.parent_msg_id}
 
 
@@ -134,15 +139,18 @@ def list_jobs(context: Context, fields: Fields) -> dict[str, Any]:
 def get_job(context: Context, fields: Fields) -> dict[str, Any]:
     """The entity; while it runs also what it has said so far (`partial_result`)."""
     read = _Reader("get_job", fields, ("job_id",))
-    job_id = context.store.resolve(read.checked("job_id", _check_prefix, required=True))
-    job = context.runner.get(job_id)
-    return {**job_to_wire(job), "partial_result": _partial(context, job)}
+    job = context.runner.get(read.checked("job_id", _check_prefix, required=True))
+    fields_of_job = job_to_wire(job)
+    partial = fields_of_job["result_text"] if job.status is JobStatus.RUNNING else None
+    if partial is not None:
+        fields_of_job["result_text"] = None  # as the row has it while it runs (D1)
+    return {**fields_of_job, "partial_result": partial}
 
 
 def cancel_job(context: Context, fields: Fields) -> dict[str, Any]:
     """Asks a job to stop and answers with its present status; never waits for the worker."""
     read = _Reader("cancel_job", fields, ("job_id", "reason"))
-    job_id = context.store.resolve(read.checked("job_id", _check_prefix, required=True))
+    job_id = read.checked("job_id", _check_prefix, required=True)
     job = context.runner.cancel(job_id, reason=read.optional_text("reason"))
     return {"job_id": job.job_id, "status": job.status.value}
 
@@ -156,11 +164,10 @@ def await_jobs(context: Context, fields: Fields) -> dict[str, Any]:
     `waiting_job_id` names the job that waits, so that its slot is lent meanwhile.
     """
     read = _Reader("await_jobs", fields, ("job_ids", "mode", "timeout_s", "waiting_job_id"))
-    prefixes = read.checked_list("job_ids", _check_prefix, AWAIT_LIMIT)
+    ids = read.checked_list("job_ids", _check_prefix, AWAIT_LIMIT)
     mode = read.one_of("mode", ["all", "any"], default="all")
     timeout_s = read.seconds("timeout_s", zero=True)
     waiting_job_id = read.checked("waiting_job_id", check_job_id)
-    ids = [context.store.resolve(prefix) for prefix in prefixes]
     jobs = _await(context, ids, mode, timeout_s, waiting_job_id)
     met = (any if mode == "any" else all)(job.terminal for job in jobs)
     return {"tasks": [job_to_wire(job) for job in jobs], "timed_out": not met}
@@ -214,26 +221,24 @@ def _have_session(context: Context, session_id: str) -> None:
 def _await(
     context: Context, ids: Sequence[str], mode: str, timeout_s: float | None, waiting_job_id: str | None
 ) -> list[Job]:
-    """Waits in slices, so that a thread never waits on behalf of a client that is gone."""
+    """One wait, which looks up now and then, so that no thread waits on behalf of a client that is gone."""
     clock = context.store.clock
     deadline = None if timeout_s is None else clock.monotonic() + timeout_s
-    met = any if mode == "any" else all
-    with context.runner.lending(waiting_job_id):
-        while True:
-            left = None if deadline is None else max(deadline - clock.monotonic(), 0.0)
-            piece = _SLICE_S if left is None else min(left, _SLICE_S)
-            jobs: list[Job] = context.runner.await_tasks(ids, mode=mode, timeout=piece)
-            if met(job.terminal for job in jobs) or (left is not None and left <= piece):
-                return jobs
-            if context.gone():
+    enough = threading.Event()
+    wait = context.runner.open_wait(ids, mode, enough.set, waiting_job_id=waiting_job_id)
+    gone = False
+    try:
+        while not wait.done:
+            left = _SLICE_S if deadline is None else deadline - clock.monotonic()
+            if left <= 0 or clock.wait(enough, min(left, _SLICE_S)):
+                break
+            gone = context.gone()
+            if gone:
                 raise Closed("the connection ended while waiting; the jobs go on")
-
-
-def _partial(context: Context, job: Job) -> str | None:
-    if job.status is not JobStatus.RUNNING:
-        return None
-    text = context.runner.partial(job.job_id)
-    return text if isinstance(text, str) else None
+    finally:
+        wait.close(block=not gone)
+    jobs: list[Job] = wait.answers()
+    return jobs
 
 
 def _as_table(value: Any) -> dict[str, Any]:

@@ -131,7 +131,14 @@ class HostClient:
 
     # --- the actions that are asked most, with real types ---
 
-    def spawn(self, request: SpawnRequest, *, wait: bool = False, create_session: bool = False) -> dict[str, Any]:
+    def spawn(
+        self,
+        request: SpawnRequest,
+        *,
+        wait: bool = False,
+        create_session: bool = False,
+        waiting_job_id: str | None = None,
+    ) -> dict[str, Any]:
         """`{job_id, status, parent_msg_id}`. Use the module's `spawn` where the host may leave meanwhile."""
         fields = attrs.asdict(request, recurse=False)
         fields["session_id"] = fields.pop("parent_session_id")
@@ -139,7 +146,8 @@ class HostClient:
         fields["cwd"] = None if request.cwd is None else os.fspath(request.cwd)
         fields["env"] = None if request.env is None else dict(request.env)
         fields["metadata"] = None if request.metadata is None else dict(request.metadata)
-        return self.call("spawn_job", **fields, wait=wait or None, create_session=create_session or None)
+        fields |= {"wait": wait or None, "create_session": create_session or None, "waiting_job_id": waiting_job_id}
+        return self.call("spawn_job", **fields)
 
     def get(self, job_id: str) -> tuple[Job, str | None]:
         """The job and, while it runs, its partial text."""

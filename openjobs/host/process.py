@@ -109,7 +109,8 @@ def leave_when_idle(
 
 def is_busy(runtime: Runtime) -> bool:
     """Whether jobs are unfinished, or ends of jobs not yet durable."""
-    return runtime.runner.busy or runtime.store.unsettled() > 0
+    stats = runtime.runner.stats()
+    return stats.unfinished > 0 or stats.unsettled > 0
 
 
 class _Ready:

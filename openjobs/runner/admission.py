@@ -50,6 +50,8 @@ def job_from(request: SpawnRequest, *, runner_id: str, now: datetime, new_id: Id
         caller_session_id=_caller(request),
         origin_tool_call_id=request.origin_tool_call_id,
         runner_id=runner_id,
+        # Known before anything runs: what a crash leaves behind between the start and its commit has a name.
+        run_id=new_id(),
         metadata=dict(request.metadata) if request.metadata is not None else None,
         timeout_s=float(request.timeout_s) if request.timeout_s is not None else None,
         foreground=request.foreground,

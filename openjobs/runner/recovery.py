@@ -36,7 +36,7 @@ class Recovery:
         self._store = store
         self._new_id = new_id
         self._own_id = own_id
-        self.before_end: list[Step] = []
+        self.before_end: list[Step] = [self._end_leftovers]
         self.after_end: list[Step] = []
 
     def run(self) -> list[Job]:
@@ -90,6 +90,13 @@ class Recovery:
             ended = self._store.get(job.job_id)
         self._steps(self.after_end, ended)
         return ended
+
+    def _end_leftovers(self, job: Job) -> None:
+        """The command that the dead runner's job had started, which its keeper still looks after."""
+        if self._store.home is not None:
+            from ..agents.leftovers import end_leftovers  # late: most recoveries find nothing to end
+
+            end_leftovers(self._store.home, job)
 
     def _steps(self, steps: Sequence[Step], job: Job) -> None:
         for step in steps:

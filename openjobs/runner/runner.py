@@ -365,7 +365,7 @@ class JobRunner:
         """With the lock held: this worker has the job. Nothing waits for the commit."""
         self._roster.move(live, Phase.RUNNING)
         live.seat = seat
-        self._settler.hand_in(live, Started(run_id=self._new_id()))
+        self._settler.hand_in(live, Started())
 
     def _run(self, live: LiveJob, seat: Seat) -> None:
         """A worker's whole business with one job: the turn, and the decision how it ended."""
@@ -556,11 +556,18 @@ class JobRunner:
             wait.close()
         return wait.answers()
 
-    def open_wait(self, ids: Sequence[str], mode: str, wake: Callable[[], None]) -> RunnerWait:
-        """A wait that calls `wake` when it is over and blocks nobody. Must be closed. Raises `UnknownJob`."""
+    def open_wait(
+        self, ids: Sequence[str], mode: str, wake: Callable[[], None], *, waiting_job_id: str | None = None
+    ) -> RunnerWait:
+        """A wait that calls `wake` when it is over and blocks nobody. Must be closed. Raises `UnknownJob`.
+
+        `waiting_job_id` names the job of this runner whose slot is lent where its turn waits by other
+        means than its own thread: a command that it started, and that asks from another process.
+        """
         self._check()
         check_mode(mode)
-        return RunnerWait(self, [self._client.full_id(job_id) for job_id in check_ids(ids)], mode, wake)
+        full = [self._client.full_id(job_id) for job_id in check_ids(ids)]
+        return RunnerWait(self, full, mode, wake, waiting_job_id)
 
     # --- cancelling ---
 
@@ -732,14 +739,21 @@ class JobRunner:
 class RunnerWait:
     """A wait under way. Inside a job it lends the job's slot, from the beginning to `close`."""
 
-    def __init__(self, runner: JobRunner, ids: Sequence[str], mode: str, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        runner: JobRunner,
+        ids: Sequence[str],
+        mode: str,
+        wake: Callable[[], None],
+        waiting_job_id: str | None = None,
+    ) -> None:
         self._runner = runner
         self._roster = runner._roster
         self._ids = ids
         self._waiter = Waiter(ids, mode, wake)
         self._own: list[LiveJob] = []
         self._stops: list[Callable[[], None]] = []
-        self._me = self._waiting_job()
+        self._me = self._waiting_job(waiting_job_id)
         self._lent = False
         self._interruptible = False
         self._interrupted = False
@@ -774,8 +788,8 @@ class RunnerWait:
             raise CancelledError(f"job {self._me.job_id} was asked to stop while it waited")
         return answers(self._ids, self._waiter, self._runner.get)
 
-    def _waiting_job(self) -> LiveJob | None:
-        me = _current.get()
+    def _waiting_job(self, named: str | None) -> LiveJob | None:
+        me = _current.get() if named is None else self._roster.jobs.get(named)
         if me is None or me.phase is not Phase.RUNNING or self._roster.jobs.get(me.job_id) is not me:
             return None
         if me.job_id in self._ids:
