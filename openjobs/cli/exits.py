@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ..errors import AmbiguousId, Damaged, InvalidInput, NotFound, OpenJobsError, OutcomeUnknown, Refused, SessionBusy
-from ..jobs import Job, JobStatus
-from .text import one_line, visible
+from .text import visible
+
+if TYPE_CHECKING:
+    from ..jobs import Job  # not at run time: `--help` must not pay for it
 
 COMPLETED = 0
 ERRORED = 1  #: the job errored, or openjobs itself failed
@@ -23,15 +26,8 @@ CANDIDATES = 8
 
 
 def of_job(job: Job) -> int:
-    match job.status:
-        case JobStatus.COMPLETED:
-            return COMPLETED
-        case JobStatus.ERRORED:
-            return ERRORED
-        case JobStatus.CANCELLED:
-            return CANCELLED
-        case _:
-            return TIMED_OUT
+    ended = {"completed": COMPLETED, "errored": ERRORED, "cancelled": CANCELLED}
+    return ended.get(job.status.value, TIMED_OUT)
 
 
 def of_jobs(jobs: Iterable[Job]) -> int:
@@ -68,7 +64,7 @@ def explain(error: BaseException) -> str:
 
 
 def _candidates(error: NotFound, said: str) -> list[str]:
-    shown = [one_line(str(candidate), 100) for candidate in error.candidates]
+    shown = [" ".join(visible(str(candidate)).splitlines()) for candidate in error.candidates]
     if not shown or all(candidate in said for candidate in shown):
         return []
     head = "it could be" if isinstance(error, AmbiguousId) else "there are"

@@ -62,11 +62,15 @@ def hint(text: str) -> None:
 
 
 def result(text: str) -> None:
-    """A job's text: as it is into a pipe or file, made visible on a terminal."""
+    """A job's text: as it is into a pipe or file, made visible on a terminal.
+
+    It ends with a newline, its own or ours: a shell's `read` loses a last line without one.
+    """
+    if text and not text.endswith("\n"):
+        text += "\n"
     with _reader():
         if is_terminal(sys.stdout):
-            shown = visible(text)
-            sys.stdout.write(shown if shown.endswith("\n") or not shown else shown + "\n")
+            sys.stdout.write(visible(text))
             sys.stdout.flush()
         else:
             sys.stdout.flush()

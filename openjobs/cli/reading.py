@@ -103,9 +103,9 @@ def _indented(text: str, more: str | None) -> list[str]:
 def output_command(state: State, id: str, wait: bool, timeout: float | None) -> int:  # noqa: A002
     """Print the result of one job.
 
-    Nothing else goes to stdout. In a pipe the text is printed as it is, on a terminal with control characters shown. Of a job that
-    was cancelled or errored the partial text is printed, if there is any. The exit code is the job's:
-    0 completed, 1 errored, 5 cancelled, 4 not ended yet.
+    Nothing else goes to stdout. In a pipe the text is printed as it is, on a terminal with control
+    characters shown. Of a job that was cancelled or errored the partial text is printed, if there is
+    any. The exit code is the job's: 0 completed, 1 errored, 5 cancelled, 4 not ended yet.
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout needs --wait")
