@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 import attrs
@@ -16,10 +16,10 @@ from ..ids import IdMaker, short
 from ..jobs import Cancelled, CancelRequested, Errored, Event, Job
 from ..store import JobStore
 from .client import under
-from .ending import Settler
 from .heads import Heads, Watch
 from .live import LiveJob, Phase, Roster
 from .pool import Pool
+from .settler import Settler
 from .timers import Timers
 
 log = logging.getLogger(__name__)
@@ -63,13 +63,16 @@ class Canceller:
         *,
         new_id: IdMaker,
         cancel_timeout_s: float,
+        below: Callable[[Job, str | None], None],
     ) -> None:
+        """`below` cancels what is under a job and not this runner's."""
         self._roster = roster
         self._pool = pool
         self._settler = settler
         self._timers = timers
         self._new_id = new_id
         self._cancel_timeout_s = cancel_timeout_s
+        self._below = below
         self._stuck: dict[LiveJob, StuckThread] = {}
 
     # --- asking ---
@@ -101,6 +104,20 @@ class Canceller:
             wake()
         live.timers.append(self._timers.call_in(self._cancel_timeout_s, lambda: self.force(live)))
         return [] if committed else [self._settler.hand_in(live, CancelRequested(reason=reason))]
+
+    def end_in_time(self, live: LiveJob) -> None:
+        """A running job with a `timeout_s` is cancelled after it, with that as the reason."""
+        timeout_s = live.job.timeout_s
+        if timeout_s is None:
+            return
+        with self._roster.lock:
+            if live.phase is Phase.RUNNING:
+                live.timers.append(self._timers.call_in(timeout_s, lambda: self._out_of_time(live, timeout_s)))
+
+    def _out_of_time(self, live: LiveJob, timeout_s: float) -> None:
+        reason = f"timed out after {timeout_s:g} s"
+        self.cancel(live, reason)
+        self._below(live.job, reason)
 
     def end(self, live: LiveJob, event: Event) -> Future[Job]:
         """With the lock held: the end is decided, and nobody can decide another one."""

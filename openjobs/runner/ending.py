@@ -1,8 +1,8 @@
-"""The end of a job, as an ordered list of steps, and the thread that walks it.
+"""The end of a job, as an ordered list of steps.
 
-    before:  leftovers ─► drain                  the worker, before the end is decided
-             terminal [durable]                  the store
-    after:   run log ─► fact ─► hub ─► waiters ─► release        this thread
+    before:  leftovers ─► drain                                the worker, before the end is decided
+             terminal [durable]                                the store
+    after:   run log ─► fact ─► hub ─► waiters ─► release      the settler
 
 The order is the promise: who waits never learns of an end that a crash could take back, and a fact
 is there before anybody acts on it. A step that fails is logged and the next one follows: a failing
@@ -12,17 +12,12 @@ fact or listener never keeps a waiter. Recovery repeats what a crash left undone
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from enum import StrEnum
 
 import attrs
 
-from ..errors import Bug
-from ..jobs import Event, Job
-from ..store import JobStore
+from ..jobs import Job
 from .live import LiveJob
 
 log = logging.getLogger(__name__)
@@ -61,11 +56,10 @@ def nothing(ended: Ended) -> None:
 
 
 class Ending:
-    """The steps of one runner's jobs. A part of the system takes its place with `set`."""
+    """The steps of one runner's jobs. A part of the system takes its place with `set`, before jobs run."""
 
-    def __init__(self, *, hub: Step, waiters: Step, release: Step) -> None:
+    def __init__(self) -> None:
         self._steps: dict[EndStep, Step] = dict.fromkeys(EndStep, nothing)
-        self._steps |= {EndStep.HUB: hub, EndStep.WAITERS: waiters, EndStep.RELEASE: release}
 
     def set(self, name: EndStep, step: Step) -> Step:
         """`step` in the place of `name`; returns what stood there."""
@@ -80,67 +74,10 @@ class Ending:
 
     def _walk(self, names: tuple[EndStep, ...], ended: Ended) -> None:
         for name in names:
+            step = self._steps[name]
+            if step is nothing:
+                continue
             try:
-                self._steps[name](ended)
+                step(ended)
             except Exception:
                 log.exception("job %s: the step %r of its end failed", ended.job.job_id, name.value)
-
-
-#: what a job's event came to: the job as committed, or why it never will be
-Told = Callable[[LiveJob, Event, "Future[Job]"], None]
-
-
-class Settler:
-    """Hands events to the store and acts on what came of them, on one thread of its own.
-
-    The store's futures complete on its committer's thread, which must not wait for a fact's fsync or
-    for a listener; so they are only put into a queue there. Events of one job, and of one session,
-    are told in the order in which they were handed in.
-
-    What the lock protects: the thread's start and end.
-    """
-
-    def __init__(self, store: JobStore, told: Told, name: str) -> None:
-        self._store = store
-        self._told = told
-        self._name = name
-        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-
-    def hand_in(self, live: LiveJob, event: Event) -> Future[Job]:
-        """With the runner's lock held, right where it was decided. Never raises and never waits."""
-        try:
-            future = self._store.apply_later(live.job_id, event, keep=True)
-        except Exception as error:
-            future = Future()
-            future.set_exception(error)
-        future.add_done_callback(lambda done: self.post(lambda: self._told(live, event, done)))
-        return future
-
-    def post(self, call: Callable[[], object]) -> None:
-        """Run `call` on the settler's thread, after what was posted before."""
-        self._queue.put(call)
-
-    def start(self) -> None:
-        with self._lock:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                self._thread.start()
-
-    def close(self, timeout_s: float) -> None:
-        """Ends after what is posted now; waits for that, unless called by its own thread."""
-        with self._lock:
-            self._closed = True
-            thread = self._thread
-        self._queue.put(None)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout_s)
-
-    def _serve(self) -> None:
-        while (call := self._queue.get()) is not None:
-            try:
-                call()
-            except Exception as error:
-                log.exception("%s", Bug(f"settling an event failed: {error}"))

@@ -206,6 +206,8 @@ class Roster:
         self.calm = threading.Event()
         self.calm.set()
         self.running = 0
+        #: set for ever once no more jobs are taken
+        self.closing = False
 
     def add(self, live: LiveJob, up: LiveJob | None) -> None:
         """With the lock held."""

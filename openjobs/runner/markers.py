@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Protocol
 
 from ..clock import Clock
+from ..store import JobStore
+from .timers import Timers
 
 log = logging.getLogger(__name__)
 
 #: a session without unfinished jobs keeps its marker for so long
 IDLE_S = 60.0
-
-
-class ActiveFolder(Protocol):
-    """What is needed of `store.active`; both calls are durable when they return."""
-
-    def mark(self, runner_id: str, session_id: str) -> None: ...
-
-    def clear(self, runner_id: str, session_id: str) -> None: ...
 
 
 class _Marker:
@@ -44,27 +37,33 @@ class Markers:
     for that lock, (3) `sweep` clears and lets go, (4) the submit finds `there` false and marks again.
     """
 
-    def __init__(self, folder: ActiveFolder, runner_id: str, clock: Clock, idle_s: float = IDLE_S) -> None:
-        self._folder = folder
+    def __init__(self, store: JobStore, runner_id: str, clock: Clock, timers: Timers, idle_s: float = IDLE_S) -> None:
+        self._store = store
         self._runner_id = runner_id
         self._clock = clock
+        self._timers = timers
         self._idle_s = idle_s
+        self._sweeping = False
         self._guard = threading.Lock()
         self._markers: dict[str, _Marker] = {}
 
     def use(self, session_id: str) -> None:
         """Raises what marking raises; then the use does not count."""
         with self._guard:
+            begin_sweeping, self._sweeping = not self._sweeping, True
             marker = self._markers.get(session_id)
             if marker is None:
                 marker = self._markers[session_id] = _Marker()
             marker.uses += 1
-            if marker.there:
-                return
+            there = marker.there
+        if begin_sweeping:
+            self._timers.call_in(self._idle_s, self.sweep)
+        if there:
+            return
         try:
             with marker.lock:
                 if not marker.there:
-                    self._folder.mark(self._runner_id, session_id)
+                    self._store.active.mark(self._runner_id, session_id)
                     marker.there = True
         except BaseException:
             self.done(session_id)
@@ -78,16 +77,29 @@ class Markers:
                 marker.idle_since = self._clock.monotonic()
 
     def sweep(self) -> None:
-        """Take away the markers of sessions that have been idle for long enough."""
+        """Take away the markers of sessions that have been idle for long enough.
+
+        Not while an end is kept that could not be written: something may still follow it, as a card in
+        another session.
+        """
+        if self._store.unsettled() == 0:
+            self._sweep()
+        with self._guard:
+            self._sweeping = bool(self._markers)
+            again = self._sweeping
+        if again:
+            self._timers.call_in(self._idle_s, self.sweep)
+
+    def __len__(self) -> int:
+        with self._guard:
+            return len(self._markers)
+
+    def _sweep(self) -> None:
         before = self._clock.monotonic() - self._idle_s
         with self._guard:
             idle = [(s, m) for s, m in self._markers.items() if m.uses == 0 and m.idle_since <= before]
         for session_id, marker in idle:
             self._clear(session_id, marker)
-
-    def __len__(self) -> int:
-        with self._guard:
-            return len(self._markers)
 
     def _clear(self, session_id: str, marker: _Marker) -> None:
         with marker.lock:
@@ -97,7 +109,7 @@ class Markers:
                 was_there, marker.there = marker.there, False
             if was_there:
                 try:
-                    self._folder.clear(self._runner_id, session_id)
+                    self._store.active.clear(self._runner_id, session_id)
                 except OSError as error:
                     # Harmless: a marker too many costs the next recovery one look.
                     log.warning("the active marker of session %s could not be removed: %s", session_id, error)

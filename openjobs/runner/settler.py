@@ -1,0 +1,143 @@
+"""The settler: hands decided events to the store, and acts on what became of them.
+
+The store's futures complete on its committer's thread, which must not wait for a fact's fsync or
+for a listener; there they are only put into a queue, and one thread of the runner's own goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from ..errors import Bug, Closed, InvalidTransition, UnknownJob, UnknownNode
+from ..ids import IdMaker
+from ..jobs import CancelRequested, Errored, Event, Job, Started
+from ..store import JobStore
+from .ending import Ended, Ending
+from .hub import JOB_STATUS, Hub
+from .live import LiveJob, Phase, Roster
+from .turn import clean, describe
+
+log = logging.getLogger(__name__)
+
+
+class Settler:
+    """Guarantees
+
+    - Events of one job, and of one session, reach the store in the order in which they were handed
+      in, and are told in that order. No end is committed before its running.
+    - Every end that was decided is settled exactly once: as it was decided, as an error that says why
+      the store refused it, or as somebody else ended the job in the meantime.
+
+    Assumptions: `hand_in` is called with the roster's lock held, right where the event was decided.
+
+    What the lock protects: the thread's start and end.
+    """
+
+    def __init__(
+        self, store: JobStore, roster: Roster, ending: Ending, hub: Hub, *, new_id: IdMaker, name: str
+    ) -> None:
+        self._store = store
+        self._roster = roster
+        self._ending = ending
+        self._hub = hub
+        self._new_id = new_id
+        self._name = name
+        #: what is done with a live job whose end can never be written
+        self.lost: Callable[[LiveJob, BaseException], None] = lambda live, error: None
+        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    # --- handing in ---
+
+    def hand_in(self, live: LiveJob, event: Event) -> Future[Job]:
+        """Never raises and never waits; a failed commit is tried again by the store."""
+        try:
+            future = self._store.apply_later(live.job_id, event, keep=True)
+        except Exception as error:
+            future = Future()
+            future.set_exception(error)
+        future.add_done_callback(lambda done: self._queue.put(lambda: self._told(live, event, done)))
+        return future
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Run `call` on the settler's thread, after what was put there before."""
+        self._queue.put(call)
+
+    # --- the thread ---
+
+    def start(self) -> None:
+        if self._thread is not None:
+            return
+        with self._lock:
+            if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def close(self, timeout_s: float) -> None:
+        """Ends after what is in the queue now; waits for that, unless called by its own thread."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._queue.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def _serve(self) -> None:
+        while (call := self._queue.get()) is not None:
+            try:
+                call()
+            except Exception as error:
+                log.exception("%s", Bug(f"settling an event failed: {error}"))
+            del call  # it holds a job; the next one may be long in coming
+
+    # --- what became of an event ---
+
+    def _told(self, live: LiveJob, event: Event, done: Future[Job]) -> None:
+        error = done.exception()
+        if error is None:
+            self._committed(live, done.result())
+        elif isinstance(event, Started | CancelRequested):
+            self._step_refused(live, event, error)
+        else:
+            self._end_refused(live, event, error)
+
+    def _committed(self, live: LiveJob, job: Job) -> None:
+        live.job = job
+        if job.terminal:
+            self._ending.after_terminal(Ended(job=job, live=live))
+        else:
+            self._hub.publish(JOB_STATUS, job)
+
+    def _step_refused(self, live: LiveJob, event: Event, error: BaseException) -> None:
+        """Running, or a cancel request, was not written. The end is what counts, and follows by itself."""
+        level = logging.DEBUG if isinstance(error, InvalidTransition | Closed) else logging.WARNING
+        log.log(level, "job %s: %s was not written: %s", live.job_id, type(event).__name__, error)
+
+    def _end_refused(self, live: LiveJob, event: Event, error: BaseException) -> None:
+        """The store refused an end. There must be one all the same (invariant 1)."""
+        if isinstance(error, Closed):
+            log.error("job %s: its end could not be written before the store closed; recovery will", live.job_id)
+        elif isinstance(error, UnknownJob) and live.phase is Phase.SUBMITTED:
+            self.lost(live, error)  # a failed submit that indeed wrote nothing
+        elif isinstance(error, InvalidTransition) and (found := self._store.get(live.job_id)).terminal:
+            log.warning("job %s was ended by somebody else as %s", live.job_id, found.status.value)
+            self._committed(live, found)
+        elif live.end_refused:
+            log.error("job %s: its end cannot be written: %s", live.job_id, error)
+            self.lost(live, error)
+        else:
+            live.end_refused = True
+            self._end_as_error(live, event, error)
+
+    def _end_as_error(self, live: LiveJob, event: Event, error: BaseException) -> None:
+        text = str(error) if isinstance(error, UnknownNode) else f"the end could not be written: {describe(error)}"
+        result_text = getattr(event, "result_text", None)
+        with self._roster.lock:
+            self.hand_in(live, Errored(event_id=self._new_id(), error=clean(text), result_text=result_text))
