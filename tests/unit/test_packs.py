@@ -1,0 +1,434 @@
+"""Packs are what git says they are: deltas, indexes, joined packs, against dulwich and git itself."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import dulwich.objects
+import dulwich.pack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openjobs import errors
+from openjobs.durable import Disk
+from openjobs.repo import maintain
+from openjobs.repo.objects import ObjectStore, PackFile
+from openjobs.repo.packdir import PackDirectory, holds_all, is_whole
+from openjobs.repo.packs import (
+    BLOB,
+    COMMIT,
+    MAX_CHAIN,
+    TREE,
+    RollingPack,
+    common_prefix,
+    common_suffix,
+    deflate,
+    entry_header,
+    make_delta,
+    object_id,
+    offset_bytes,
+    read_header,
+    read_offset,
+)
+from openjobs.repo.scratch import Scratch
+from openjobs.repo.trees import DIRECTORY, EMPTY, FILE, Tree, path_parts
+from tests.support import git
+
+
+@st.composite
+def edited(draw: st.DrawFn) -> tuple[bytes, bytes]:
+    """A text of lines, and the same with some lines changed, removed, added or moved."""
+    lines = draw(st.lists(st.binary(max_size=200), max_size=40))
+    repeat = draw(st.integers(1, 60))
+    old = [line * repeat for line in lines]
+    new = list(old)
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, len(new)))
+        action = draw(st.sampled_from(["insert", "drop", "swap"]))
+        if action == "insert":
+            new.insert(at, draw(st.binary(max_size=4000)))
+        elif new:
+            moved = new.pop(at % len(new))
+            if action == "swap":
+                new.insert(draw(st.integers(0, len(new))), moved)
+    return b"\n".join(old), b"\n".join(new)
+
+
+@given(edited())
+def test_a_delta_gives_the_new_text_by_dulwich(texts: tuple[bytes, bytes]) -> None:
+    """dulwich's `apply_delta` turns old into new by our instructions."""
+    old, new = texts
+    assert b"".join(dulwich.pack.apply_delta(old, make_delta(old, new))) == new
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=300), st.integers(1, 100))
+def test_common_ends_are_as_long_as_they_can_be(head: bytes, one: bytes, other: bytes, repeat: int) -> None:
+    """Prefix and suffix are those that a byte by byte comparison finds."""
+    a, b = head * repeat + one + head * repeat, head * repeat + other + head * repeat
+    expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    assert common_prefix(a, b) == expected
+    limit = min(len(a), len(b)) - expected
+    last = next((i for i in range(limit) if a[-1 - i] != b[-1 - i]), limit)
+    assert common_suffix(a, b, limit) == last
+
+
+def test_a_large_copy_is_split() -> None:
+    """One instruction copies 64 KB at most; a text of megabytes needs many."""
+    old = random.Random(1).randbytes(3_000_000)
+    new = old[:1_234_567] + b"changed" + old[1_234_567:]
+    delta = make_delta(old, new)
+    assert b"".join(dulwich.pack.apply_delta(old, delta)) == new
+    assert len(delta) < 1000
+
+
+def test_two_rows_far_apart_make_a_small_delta() -> None:
+    """The region between two changed rows is not written again."""
+    rows = [b"row %d " % n + bytes([65 + n % 26]) * 500 for n in range(100)]
+    old = b"\n".join(rows)
+    rows[3], rows[90] = b"x" * 100, b"y" * 100
+    assert len(make_delta(old, b"\n".join(rows))) < 1000
+
+
+@given(st.integers(0, 2**40))
+def test_numbers_in_entries_come_back(number: int) -> None:
+    """Sizes and distances, at every length."""
+    assert read_offset(offset_bytes(number), 0) == (number, len(offset_bytes(number)))
+    header = entry_header(BLOB, number)
+    assert read_header(header) == (BLOB, number, len(header))
+
+
+@given(st.binary(max_size=10_000))
+def test_small_tables_deflate_for_everybody(data: bytes) -> None:
+    """What is deflated with a small window is inflated by who knows nothing of it."""
+    assert zlib.decompress(deflate(data)) == data
+
+
+Objects = list[tuple[int, bytes, bytes | None]]
+
+
+def history(seed: int, count: int, *, size: int = 4000) -> list[bytes]:
+    """Versions of a page, each with a row changed."""
+    source = random.Random(seed)
+    rows = [source.randbytes(20).hex().encode() for _ in range(size // 40)]
+    versions = []
+    for _ in range(count):
+        rows[source.randrange(len(rows))] = source.randbytes(20).hex().encode()
+        versions.append(b"\n".join(rows))
+    return versions
+
+
+def fill(rolling: RollingPack, versions: list[bytes]) -> list[bytes]:
+    """Each version on top of the one before; the ids."""
+    ids: list[bytes] = []
+    for number, data in enumerate(versions):
+        sha = object_id(BLOB, data)
+        if number:
+            rolling.add(BLOB, sha, data, ids[-1], versions[number - 1])
+        else:
+            rolling.add(BLOB, sha, data)
+        ids.append(sha)
+    return ids
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ObjectStore]:
+    (tmp_path / ".git" / "objects" / "pack").mkdir(parents=True)
+    (tmp_path / ".git" / "scratch").mkdir()
+    made = ObjectStore(tmp_path / ".git")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def directory(store: ObjectStore, tmp_path: Path) -> PackDirectory:
+    disk = Disk(durable=False)
+    return PackDirectory(store, Scratch(tmp_path / ".git" / "scratch", disk), disk)
+
+
+def write(directory: PackDirectory, rolling: RollingPack) -> str:
+    encoded = rolling.encode()
+    directory.publish(encoded)
+    return encoded.name
+
+
+def contents_by_dulwich(path: Path) -> dict[bytes, bytes]:
+    with dulwich.pack.Pack(str(path), object_format=dulwich.objects.DEFAULT_OBJECT_FORMAT) as pack:
+        pack.check()
+        return {bytes.fromhex(sha.decode()): pack[sha].as_raw_string() for sha in pack}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.binary(max_size=3000)), min_size=1, max_size=30))
+def test_a_pack_is_read_back_by_dulwich(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int, bytes]]
+) -> None:
+    """Whatever objects in whatever chains: dulwich finds each under its id, with its bytes."""
+    root = tmp_path_factory.mktemp("pack")
+    (root / "objects" / "pack").mkdir(parents=True)
+    (root / "scratch").mkdir()
+    store, disk = ObjectStore(root), Disk(durable=False)
+    rolling, expected, newest = RollingPack(), {}, {}
+    for path, repeat, data in steps:
+        data = data * repeat
+        sha = object_id(BLOB, data)
+        base = newest.get(path)
+        if base:
+            rolling.add(BLOB, sha, data, base, expected[base])
+        else:
+            rolling.add(BLOB, sha, data)
+        newest[path], expected[sha] = sha, data
+    name = write(PackDirectory(store, Scratch(root / "scratch", disk), disk), rolling)
+    assert contents_by_dulwich(root / "objects" / "pack" / name) == expected
+    assert {sha: store.blob(sha) for sha in expected} == expected
+    assert is_whole(PackFile(store.pack_dir, name))
+    shutil.rmtree(root)
+
+
+def test_chains_end_and_begin_again(store: ObjectStore, directory: PackDirectory, tmp_path: Path) -> None:
+    """A chain has 50 deltas at most, by `git verify-pack`; every version can be read."""
+    versions = history(1, 120)
+    rolling = RollingPack()
+    ids = fill(rolling, versions)
+    name = write(directory, rolling)
+    git("init", "-q", ".", cwd=tmp_path)
+    lines = git("verify-pack", "-v", Path(store.pack_dir) / f"{name}.pack", cwd=tmp_path).splitlines()
+    depths = [int(line.split()[5]) for line in lines if len(line.split()) == 7]
+    assert max(depths) == MAX_CHAIN
+    assert [store.blob(sha) for sha in ids] == versions
+    assert rolling.size_bytes < 3 * 4000 + 120 * 200
+
+
+def test_the_rolling_pack_goes_on_after_a_restart(store: ObjectStore, directory: PackDirectory) -> None:
+    """Resumed from its file it is the same pack: same bytes, same chains, same count of commits."""
+    versions = history(2, 60)
+    rolling = RollingPack()
+    ids = fill(rolling, versions[:40])
+    rolling.add(COMMIT, object_id(COMMIT, b"tree x"), b"tree x")
+    name = write(directory, rolling)
+    resumed = directory.resume()
+    assert resumed.name == name
+    assert resumed.rolling.encode().name == name
+    assert resumed.rolling.commits == 1
+    for again in (rolling, resumed.rolling):
+        for number in range(40, 60):
+            sha = object_id(BLOB, versions[number])
+            again.add(BLOB, sha, versions[number], object_id(BLOB, versions[number - 1]), versions[number - 1])
+    assert resumed.rolling.encode() == rolling.encode()
+    assert ids[0] in resumed.rolling
+
+
+def test_a_rolled_back_pack_is_as_before() -> None:
+    """Nothing of an abandoned batch is in the next one."""
+    versions = history(3, 20)
+    rolling = RollingPack()
+    ids = fill(rolling, versions[:10])
+    before, mark = rolling.encode(), rolling.mark()
+    before = (before.name, before.index)
+    for number in range(10, 20):
+        rolling.add(BLOB, object_id(BLOB, versions[number]), versions[number], ids[-1], versions[9])
+    rolling.rollback(mark)
+    assert object_id(BLOB, versions[15]) not in rolling
+    after = rolling.encode()
+    assert (after.name, after.index) == before
+
+
+def joined(store: ObjectStore, directory: PackDirectory, count: int, *, doubles: bool) -> dict[bytes, bytes]:
+    """`count` sealed packs; with doubles, each begins with the last two versions of the one before."""
+    expected: dict[bytes, bytes] = {}
+    versions = history(4, count * 12)
+    for number in range(count):
+        part = versions[max(0, number * 12 - (2 if doubles else 0)) : number * 12 + 12]
+        rolling = RollingPack()
+        ids = fill(rolling, part)
+        expected.update(zip(ids, part, strict=True))
+        write(directory, rolling)
+    return expected
+
+
+@pytest.mark.parametrize("doubles", [False, True])
+def test_joined_packs_hold_everything_once(
+    store: ObjectStore, directory: PackDirectory, tmp_path: Path, doubles: bool
+) -> None:
+    """Eight packs become one, which git verifies, and in which each object is once."""
+    expected = joined(store, directory, 8, doubles=doubles)
+    assert maintain.join_packs(directory, store, busy=set()) == 7
+    [pack] = store.packs()
+    assert len(pack) == len(expected)
+    assert contents_by_dulwich(Path(pack.base)) == expected
+    assert {sha: store.blob(sha) for sha in expected} == expected
+    git("init", "-q", ".", cwd=tmp_path)
+    git("verify-pack", f"{pack.base}.pack", cwd=tmp_path)
+    assert git("index-pack", "--strict", "-o", tmp_path / "x.idx", f"{pack.base}.pack", cwd=tmp_path)
+    assert (tmp_path / "x.idx").read_bytes() == Path(f"{pack.base}.idx").read_bytes()
+    assert sorted(path.suffix for path in Path(store.pack_dir).iterdir()) == [".idx", ".keep", ".pack"]
+
+
+def test_packs_in_use_and_of_others_are_not_joined(store: ObjectStore, directory: PackDirectory) -> None:
+    """What the next batch goes on with stays, and so does every pack without our `.keep`."""
+    joined(store, directory, 10, doubles=False)
+    names = sorted(pack.name for pack in store.packs())
+    Path(store.pack_dir, f"{names[0]}.keep").unlink()
+    Path(store.pack_dir, f"{names[1]}.keep").write_bytes(b"somebody else's")
+    maintain.join_packs(directory, store, busy={names[2]})
+    assert set(names[:3]) <= {pack.name for pack in store.packs()}
+    assert len(store.packs()) == len(names)
+    maintain.join_packs(directory, store, busy=set())
+    assert set(names[:2]) <= {pack.name for pack in store.packs()}
+    assert len(store.packs()) == 3
+
+
+def test_mending_removes_only_what_another_pack_holds(store: ObjectStore, directory: PackDirectory) -> None:
+    """A subset goes, halves go; a pack with an object of its own stays; a damaged superset proves nothing."""
+    versions = history(5, 30)
+    rolling = RollingPack()
+    ids = fill(rolling, versions[:10])
+    small = write(directory, rolling)
+    rolling.add(BLOB, object_id(BLOB, versions[10]), versions[10], ids[-1], versions[9])
+    large = write(directory, rolling)
+    other = RollingPack()
+    fill(other, versions[20:])
+    alone = write(directory, other)
+    half = Path(store.pack_dir, "pack-" + "0" * 40)
+    half.with_suffix(".keep").write_bytes(b"openjobs\n")
+    half.with_suffix(".pack").write_bytes(b"PACK")
+    foreign = Path(store.pack_dir, "pack-" + "1" * 40 + ".pack")
+    foreign.write_bytes(b"PACK")
+    damaged = Path(store.pack_dir, f"{large}.pack")
+    raw = bytearray(damaged.read_bytes())
+    damaged.chmod(0o600)
+    damaged.write_bytes(raw[:-30] + b"x" + raw[-29:])
+    directory.mend()
+    assert {pack.name for pack in store.packs()} == {small, large, alone}
+    damaged.write_bytes(raw)
+    directory.mend()
+    assert {pack.name for pack in store.packs()} == {large, alone}
+    assert not half.with_suffix(".pack").exists()
+    assert foreign.exists()
+    assert holds_all(PackFile(store.pack_dir, large), PackFile(store.pack_dir, large))
+
+
+@pytest.mark.parametrize("at", range(0, 400, 7))
+def test_a_damaged_pack_is_never_another_content(store: ObjectStore, directory: PackDirectory, at: int) -> None:
+    """A flipped byte anywhere in the pack is `Damaged` or harmless, never a wrong or an empty content."""
+    versions = history(6, 8, size=400)
+    rolling = RollingPack()
+    ids = fill(rolling, versions)
+    path = Path(store.pack_dir, write(directory, rolling) + ".pack")
+    raw = bytearray(path.read_bytes())
+    raw[at % len(raw)] ^= 0x55
+    path.chmod(0o600)
+    path.write_bytes(raw)
+    for sha, expected in zip(ids, versions, strict=True):
+        try:
+            found = store.blob(sha)
+        except errors.Damaged:
+            continue
+        assert found == expected
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("end", [".pack", ".idx"])
+def test_a_cut_pack_is_damage(store: ObjectStore, directory: PackDirectory, share: float, end: str) -> None:
+    """The newest object of a pack whose end is missing cannot be read, and says so."""
+    rolling = RollingPack()
+    ids = fill(rolling, history(7, 8))
+    path = Path(store.pack_dir, write(directory, rolling) + end)
+    raw = path.read_bytes()
+    path.chmod(0o600)
+    path.write_bytes(raw[: int(len(raw) * share)])
+    with pytest.raises(errors.Damaged):
+        store.blob(ids[-1])
+
+
+def test_a_pack_that_goes_while_it_is_looked_for_is_found_again(store: ObjectStore, directory: PackDirectory) -> None:
+    """The reader knows the old pack; a writer replaces it; the next read lists the packs again."""
+    versions = history(8, 20)
+    rolling = RollingPack()
+    ids = fill(rolling, versions[:10])
+    old = write(directory, rolling)
+    assert store.blob(ids[0]) == versions[0]
+    rolling.add(BLOB, object_id(BLOB, versions[10]), versions[10], ids[-1], versions[9])
+    write(directory, rolling)
+    directory.remove(old)
+    assert [store.blob(sha) for sha in ids] == versions[:10]
+
+
+def test_loose_objects_are_read_and_verified(store: ObjectStore, tmp_path: Path) -> None:
+    """A loose object is its bytes; an empty, cut or exchanged file is damage."""
+    data = b"content" * 100
+    sha = object_id(BLOB, data)
+    path = tmp_path / ".git" / "objects" / sha.hex()[:2] / sha.hex()[2:]
+    path.parent.mkdir()
+    good = zlib.compress(b"blob %d\0" % len(data) + data)
+    for bad in (b"", good[:-5], good + b"x", zlib.compress(b"blob 3\0abc"), zlib.compress(b"blob 4\0abc"), b"garbage"):
+        path.write_bytes(bad)
+        with pytest.raises(errors.Damaged):
+            store.blob(sha)
+    path.write_bytes(good)
+    assert store.blob(sha) == data
+    with pytest.raises(errors.Damaged, match="kind"):
+        store.commit(sha)
+
+
+def test_packs_of_git_are_read(store: ObjectStore, tmp_path: Path) -> None:
+    """What git packed itself (its own deltas, REF_DELTA too) is read as git reads it."""
+    git("init", "-q", ".", cwd=tmp_path)
+    for number, data in enumerate(history(9, 12, size=8000)):
+        (tmp_path / "page").write_bytes(data)
+        git("add", "page", cwd=tmp_path)
+        git("commit", "-qm", f"step {number}", cwd=tmp_path)
+    ids = git("rev-list", "--objects", "--no-object-names", "HEAD", cwd=tmp_path).splitlines()
+    for delta in (["--delta-base-offset"], []):
+        name = git(
+            "pack-objects", "-q", *delta, ".git/objects/pack/pack", cwd=tmp_path, stdin="\n".join(ids).encode() + b"\n"
+        )
+        pack = PackFile(store.pack_dir, f"pack-{name}")
+        assert len(pack) == len(ids)
+        store.close()
+        git("prune-packed", cwd=tmp_path)
+        for text in ids:
+            kind, data = store.read(bytes.fromhex(text))
+            assert object_id(kind, data).hex() == text
+
+
+@given(
+    st.dictionaries(
+        st.text("ab.-/0", min_size=1, max_size=5).filter(lambda t: "/" not in t), st.booleans(), max_size=20
+    )
+)
+def test_trees_are_sorted_as_git_sorts(names: dict[str, bool]) -> None:
+    """Built in any order, a tree has the bytes that dulwich gives it, and patching an entry is the same as building."""
+    tree, model = EMPTY, dulwich.objects.Tree()
+    for name, is_directory in names.items():
+        sha = object_id(BLOB, name.encode())
+        tree = tree.put(name.encode(), DIRECTORY if is_directory else FILE, bytes(20))
+        tree = tree.put(name.encode(), DIRECTORY if is_directory else FILE, sha)
+        model.add(name.encode(), DIRECTORY if is_directory else FILE, sha.hex().encode())
+    assert tree.raw == model.as_raw_string()
+    assert object_id(TREE, tree.raw).hex().encode() == model.id
+    assert Tree.parse(tree.raw).entries == tree.entries
+    assert list(tree.entries) == [entry.path for entry in model.iteritems()]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("", "/a", "a/", "a//b", ".", "..", "a/../b", ".git/config", "a/.GIT/b", ".git./x", ".git /x", "git~1/x"),
+        *("a\0b", "a\nb", "a\\b", ".g\u200cit/x", "x" * 300),
+    ],
+)
+def test_a_path_that_leaves_the_work_tree_is_refused(path: str) -> None:
+    """As git refuses it, on whatever file system."""
+    with pytest.raises(errors.InvalidInput):
+        path_parts(path)
+
+
+@pytest.mark.parametrize("raw", [b"100644 a", b"100644 a\0short", b"x a\0" + bytes(20), b"100644 a/b\0" + bytes(20)])
+def test_a_damaged_tree_is_damage(raw: bytes) -> None:
+    """Cut, or with a name that is none."""
+    with pytest.raises(errors.Damaged):
+        Tree.parse(raw)
