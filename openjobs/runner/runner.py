@@ -303,8 +303,14 @@ class JobRunner:
             wait.close()
         return wait.answers()
 
-    def open_wait(self, ids: Sequence[str], mode: str, wake: Callable[[], None]) -> RunnerWait:
-        """A wait that calls `wake` when it is over and blocks nobody. Must be closed. Raises `UnknownJob`."""
+    def open_wait(
+        self, ids: Sequence[str], mode: str, wake: Callable[[], None], *, waiting_job_id: str | None = None
+    ) -> RunnerWait:
+        """A wait that calls `wake` when it is over and blocks nobody. Must be closed. Raises `UnknownJob`.
+
+        `waiting_job_id` names the running job of this runner that waits, and lends its slot, where it
+        does so by other means than its own thread: a command that it started asks through the host.
+        """
         self._check()
         check_mode(mode)
         return RunnerWait(
@@ -316,6 +322,7 @@ class JobRunner:
             recent=self._recent,
             client=self._client,
             get=self.get,
+            waiting_job_id=waiting_job_id,
         )
 
     # --- cancelling ---

@@ -29,6 +29,7 @@ class RunnerWait:
         recent: Recent,
         client: JobClient,
         get: Callable[[str], Job],
+        waiting_job_id: str | None = None,
     ) -> None:
         self._ids = ids
         self._wake = wake
@@ -38,7 +39,7 @@ class RunnerWait:
         self._waiter = Waiter(ids, mode, wake)
         self._own: list[LiveJob] = []
         self._stops: list[Callable[[], None]] = []
-        self._me = self._waiting_job()
+        self._me = self._waiting_job(waiting_job_id)
         self._lent = False
         self._interruptible = False
         self._interrupted = False
@@ -71,9 +72,9 @@ class RunnerWait:
             raise CancelledError(f"job {self._me.job_id} was asked to stop while it waited")
         return answers(self._ids, self._waiter, self._get)
 
-    def _waiting_job(self) -> LiveJob | None:
-        """The job of this runner in whose turn the wait is, if it is in one."""
-        me = current_job.get()
+    def _waiting_job(self, named: str | None) -> LiveJob | None:
+        """The job of this runner that waits: the one named, else the one in whose turn we are, if we are in one."""
+        me = current_job.get() if named is None else self._roster.jobs.get(named)
         if me is None or me.phase is not Phase.RUNNING or self._roster.jobs.get(me.job_id) is not me:
             return None
         if me.job_id in self._ids:

@@ -57,7 +57,7 @@ class Worker:
         """With the lock held, in one step with taking the job from the line: from now on it runs."""
         self._roster.move(live, Phase.RUNNING)
         live.seat = seat
-        self._settler.hand_in(live, Started(run_id=self._new_id()))
+        self._settler.hand_in(live, Started())
 
     def run(self, live: LiveJob, seat: Seat, canceller: Canceller) -> None:
         """Never raises."""
