@@ -13,6 +13,7 @@ Only the standard library at import: the keeper (keeper.py) runs without site pa
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -160,8 +161,8 @@ class LinuxSystem(System):
             return False
         try:
             fd = os.pidfd_open(identity.pid)
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno == errno.ENOSYS and self._send_by_pid(identity, signum)
         try:
             if self.identify(identity.pid) != identity:
                 return False
@@ -173,6 +174,16 @@ class LinuxSystem(System):
             return False
         finally:
             os.close(fd)
+        return True
+
+    def _send_by_pid(self, identity: Identity, signum: int) -> bool:
+        """For sandboxes that imitate Linux without pidfd; the pid may be reused between the two steps."""
+        if self._signal is not None or self.identify(identity.pid) != identity:
+            return False
+        try:
+            os.kill(identity.pid, signum)
+        except OSError:
+            return False
         return True
 
     def _member(self, pid: int) -> Member | None:

@@ -173,6 +173,8 @@ class Keeper:
     # --- signals ---
 
     def _catch_signals(self) -> None:
+        # The template inherited what was blocked in the thread that started it.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._wake, wake = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(wake, False)
@@ -209,7 +211,9 @@ class Keeper:
             return None
         self._asked_to_look = False
         try:
-            with open(self._path(layout.STOP), "rb") as file:
+            # The command may have put anything there, a pipe that would hold us up, too.
+            fd = os.open(self._path(layout.STOP), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(fd, "rb") as file:
                 value = json.loads(file.read(65536))
             grace_s = value.get("grace_s")
             return str(value.get("reason") or ""), default if grace_s is None else max(0.0, float(grace_s))
@@ -226,6 +230,7 @@ class Keeper:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 self._childless = True
+                self._ending_due = 0.0
                 return
             if pid == 0:
                 self._childless = False

@@ -29,7 +29,8 @@ def find(
     system: System, *, root: int | None = None, leader: Identity | None = None, task_id: str | None = None
 ) -> list[Member]:
     """The living members of a tree: descendants of pid `root` (not itself), the process `leader`, its session
-    and descendants, and, for a `task_id`, who carries it and their descendants. Never this process.
+    and descendants, and, for a `task_id`, who carries it and their descendants. Never this process, nor, unless
+    it is the `root`, what it started: it may be part of the very tree that it ends.
 
     The session counts only while its leader is proven to be there: later its number may be another's.
     """
@@ -40,8 +41,8 @@ def find(
     if task_id is not None:
         variable = os.fsencode(f"{TASK_VARIABLE}={task_id}")
         inside |= {m.identity.pid for m in table if m.living and system.has_variable(m.identity.pid, variable)}
-    roots = inside if root is None else inside | {root}
-    found = inside | _descendants(roots, table)
+    inside.discard(os.getpid())
+    found = inside | _descendants(inside if root is None else inside | {root}, table)
     found -= {os.getpid(), root}
     return [m for m in table if m.identity.pid in found and m.living]
 
@@ -90,19 +91,22 @@ class Ending:
 
     def step(self) -> float | None:
         """Do what is due. Seconds until it is worth looking again, None when it is over."""
+        began = self._monotonic()
         members = self._members()
         if not members:
             return None
         now = self._monotonic()
+        # On a machine with many processes a look is dear; it never takes more than a quarter of our time.
+        dear_s = 3 * (now - began)
         if now >= self._kill_at + AFTER_KILL_S:
             self.leftovers = members
             return None
         if now >= self._kill_at:
             self._kill(members)
-            return _LOOK_FIRST_S
+            return max(_LOOK_FIRST_S, dear_s)
         self._terminate(members)
         self._pause_s = min(self._pause_s * 2, _LOOK_LAST_S)
-        return min(self._pause_s, self._kill_at - now)
+        return min(max(self._pause_s, dear_s), self._kill_at - now)
 
     def _terminate(self, members: list[Member]) -> None:
         for identity in (m.identity for m in members if m.identity not in self.termed):

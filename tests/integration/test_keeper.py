@@ -23,7 +23,7 @@ from openjobs.processes.identity import Identity, this_system
 from openjobs.processes.output import read_output
 from openjobs.processes.template import KeeperFailed, RunRefused, Template
 from tests.support import eventually
-from tests.support.processes import RELAXED, marked, request, settle
+from tests.support.processes import RELAXED, marked, request, settle, this_task
 
 BOUND_S = 20.0
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def template() -> Iterator[Template]:
 
 
 def run(command: str | list[str], tmp_path: Path, template: Template, **more: Any) -> CommandEnd:
-    more = {"run_dir": tmp_path / "run", "disk": RELAXED, "task_id": "a-task", **more}
+    more = {"run_dir": tmp_path / "run", "disk": RELAXED, "task_id": this_task(), **more}
     return run_command(command, template=template, **more)
 
 
@@ -88,7 +88,7 @@ def test_every_way_to_end_is_told_apart(case: str, tmp_path: Path, template: Tem
     record = rundir.read_exit(tmp_path / "run")
     assert record is not None
     assert (record.exit_code, record.signal, record.stopped_by) == expected
-    assert marked("a-task") == []
+    assert marked() == []
 
 
 def test_no_two_ways_to_end_look_alike() -> None:
@@ -127,7 +127,7 @@ print(json.dumps([os.getpid(), os.getsid(0), os.getpgrp(), os.readlink("/proc/se
     assert (stdin, read, blocked) == ("/dev/null", "", 0)
     assert fds == ["0", "1", "2", "3"]  # 3 is the listing itself
     assert cwd == str(tmp_path)
-    assert env.pop("OPENJOBS_TASK_ID") == "a-task"
+    assert env.pop("OPENJOBS_TASK_ID") == this_task()
     assert {name: env[name] for name in given} == given
 
 
@@ -179,7 +179,7 @@ def test_who_else_holds_the_pipe_does_not_keep_a_command_from_completing(tmp_pat
         assert (record.exit_code, record.stdout_bytes) == (0, 3)
         assert [m["name"] for m in record.remaining] == ["sleep"]
         assert started.wait_gone(BOUND_S)
-    assert marked("a-task") == []
+    assert marked() == []
     after = rundir.read_exit(tmp_path / "run")
     assert after is not None
     assert after.leftovers == []
@@ -415,6 +415,44 @@ def test_a_stopped_keeper_acts_on_a_stop(tmp_path: Path, template: Template) -> 
         assert started.wait_gone(BOUND_S)
 
 
+@pytest.mark.parametrize("what", ["pipe", "directory", "link", "nonsense"])
+def test_a_command_cannot_make_its_keeper_deaf(what: str, tmp_path: Path, template: Template) -> None:
+    """Whatever the command put in the place of the request, the keeper ends it when it is asked."""
+    run_dir = _new(tmp_path)
+    with template.start(run_dir, request("exec sleep 60")) as started:
+        started.go()
+        stop = run_dir / layout.STOP
+        if what == "pipe":
+            os.mkfifo(stop)
+        elif what == "directory":
+            stop.mkdir()
+        elif what == "link":
+            stop.symlink_to(tmp_path / "elsewhere")
+        else:
+            stop.write_bytes(b'{"grace_s": "soon"')
+        assert this_system().send(started.keeper, getattr(signal, layout.STOP_SIGNAL_NAME))
+        record = started.wait(BOUND_S)
+        assert record is not None
+        assert record.stopped_by == "term"
+        assert started.wait_gone(BOUND_S)
+
+
+def test_a_signal_blocked_in_the_worker_is_not_blocked_in_its_keepers(tmp_path: Path) -> None:
+    """The template is started by a thread that blocks what a keeper must hear."""
+    run_dir = _new(tmp_path)
+    blocked = {signal.SIGCHLD, signal.SIGTERM, getattr(signal, layout.STOP_SIGNAL_NAME)}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        with Template() as template, template.start(run_dir, request("exec sleep 60")) as started:
+            started.go()
+            assert rundir.request_stop(run_dir, disk=RELAXED, system=this_system())
+            assert started.wait_gone(BOUND_S)
+            assert started.record is not None
+            assert started.record.stopped_by == "term"
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def test_a_late_keeper_obeys_the_tombstone(tmp_path: Path, template: Template) -> None:
     """Who buried the run was first: the keeper starts nothing."""
     run_dir = _new(tmp_path)
@@ -449,7 +487,7 @@ def test_a_living_keeper_is_not_buried(tmp_path: Path, template: Template) -> No
     system = this_system()
     with template.start(run_dir, request("exec sleep 60")) as started:
         child = started.go()
-        assert rundir.bury(run_dir, task_id="a-task", disk=RELAXED, system=system) is None
+        assert rundir.bury(run_dir, task_id=this_task(), disk=RELAXED, system=system) is None
         assert not rundir.is_lost(run_dir)
         assert child is not None
         assert system.is_alive(child)
@@ -564,7 +602,7 @@ def test_a_cancel_ends_the_whole_tree_before_it_returns(tmp_path: Path, template
     end = run(command, tmp_path, template, cancel_event=canceller(tmp_path), grace_s=0.3)
     assert end.cancelled
     assert end.leftovers == ()
-    assert marked("a-task") == []
+    assert marked() == []
 
 
 def test_an_exception_in_a_callback_ends_the_command(tmp_path: Path, template: Template) -> None:
@@ -575,7 +613,7 @@ def test_an_exception_in_a_callback_ends_the_command(tmp_path: Path, template: T
 
     with pytest.raises(RuntimeError, match="no more"):
         run("echo x; exec sleep 300", tmp_path, template, on_output=fail)
-    assert marked("a-task") == []
+    assert marked() == []
     record = rundir.read_exit(tmp_path / "run")
     assert record is not None
     assert record.stopped_by == "term"
@@ -607,7 +645,7 @@ def test_a_command_whose_keeper_was_killed_is_lost(tmp_path: Path, template: Tem
     end = run("echo before; setsid sleep 300 & exec sleep 300", tmp_path, template, on_started=kill, grace_s=0.2)
     assert (end.stopped_by, end.exit_code, end.signal, end.stdout_tail) == ("lost", None, None, b"before\n")
     assert rundir.is_lost(tmp_path / "run")
-    assert marked("a-task") == []
+    assert marked() == []
     assert read_output(tmp_path / "run").eof
 
 

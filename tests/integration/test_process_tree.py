@@ -16,9 +16,10 @@ from openjobs.processes import rundir, tree
 from openjobs.processes.identity import Identity, PortableSystem, System, this_system
 from openjobs.processes.template import Template
 from tests.support import eventually
-from tests.support.processes import RELAXED, marked, request, settle
+from tests.support.processes import RELAXED, marked, request, settle, this_task
 
 BOUND_S = 20.0
+ROOT = Path(__file__).parents[2]
 TREES = 50
 
 
@@ -42,7 +43,7 @@ def test_a_session_of_its_own_is_no_way_out(tmp_path: Path, template: Template) 
         assert record is not None
         assert record.exit_code == 0
         assert started.wait_gone(BOUND_S)
-    assert marked("a-task") == []
+    assert marked() == []
     record = rundir.read_exit(tmp_path)
     assert record is not None
     assert record.leftovers == []
@@ -107,7 +108,7 @@ def test_no_random_tree_has_a_survivor_or_a_zombie(seed: int, tmp_path: Path, te
     assert [
         m.name for m in this_system().table() if m.identity.pid in grower.pids() and m.name in ("sh", "sleep")
     ] == []
-    assert marked("a-task") == []
+    assert marked() == []
     record = rundir.read_exit(run_dir)
     assert record is not None
     assert record.leftovers == []
@@ -127,22 +128,22 @@ def test_a_tree_without_its_keeper_is_ended_by_who_buries_it(seed: int, tmp_path
         assert started.wait_gone(BOUND_S)
     burial = settle(run_dir, grace_s=0.05)
     assert (burial.record, burial.may_have_run, burial.leftovers) == (None, True, [])
-    assert marked("a-task") == []
+    assert marked() == []
 
 
 def test_other_systems_find_and_end_a_tree_by_its_mark(tmp_path: Path, system: System) -> None:
     """Without subreaper and pidfd, too; nobody else is touched."""
-    env = {**os.environ, tree.TASK_VARIABLE: "marked"}
+    env = {**os.environ, tree.TASK_VARIABLE: this_task()}
     script = "setsid sleep 300 & (setsid sleep 300 &); trap '' TERM; echo up; while :; do sleep 1; done"
     other = subprocess.Popen(["sleep", "300"])
     ours = subprocess.Popen(["sh", "-c", script], env=env, stdout=subprocess.PIPE)
     try:
         assert ours.stdout is not None
         ours.stdout.readline()
-        eventually(lambda: len(marked("marked")) == 4)
-        ending = tree.end(system, lambda: tree.find(system, task_id="marked"), grace_s=0.1)
+        eventually(lambda: len(marked()) == 4)
+        ending = tree.end(system, lambda: tree.find(system, task_id=this_task()), grace_s=0.1)
         assert ending.leftovers == []
-        assert marked("marked") == []
+        assert marked() == []
         assert ours.wait(BOUND_S) == -signal.SIGKILL
         assert other.poll() is None
     finally:
@@ -151,6 +152,32 @@ def test_other_systems_find_and_end_a_tree_by_its_mark(tmp_path: Path, system: S
             process.wait()
             if process.stdout:
                 process.stdout.close()
+
+
+BURIES = """
+import os, subprocess, sys
+from openjobs.processes import tree
+from openjobs.processes.identity import this_system
+mine = subprocess.Popen(["sleep", "300"], env={"PATH": os.environ["PATH"]})
+system = this_system()
+tree.end(system, lambda: tree.find(system, task_id=sys.argv[1]), grace_s=0.1)
+print(mine.poll(), flush=True)
+mine.kill()
+"""
+
+
+def test_who_ends_the_tree_that_it_is_part_of_spares_itself() -> None:
+    """A nested host buries the run that it was started in: neither it nor what it started is ended, others are."""
+    env = {**os.environ, tree.TASK_VARIABLE: this_task(), "PYTHONPATH": str(ROOT)}
+    other = subprocess.Popen(["sleep", "300"], env=env)
+    try:
+        nested = [sys.executable, "-c", BURIES, this_task()]
+        done = subprocess.run(nested, env=env, capture_output=True, text=True, timeout=BOUND_S)
+        assert done.stdout == "None\n", done.stderr
+        assert other.wait(BOUND_S) == -signal.SIGTERM
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_an_identity_holds_for_one_process_only(system: System) -> None:

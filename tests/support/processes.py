@@ -9,40 +9,48 @@ from pathlib import Path
 
 from openjobs.durable import Disk
 from openjobs.processes import rundir
-from openjobs.processes.identity import System, this_system
+from openjobs.processes.identity import this_system
 from openjobs.processes.template import Request, argv_of
+from openjobs.processes.tree import TASK_VARIABLE
 
 from .polling import eventually
 
 RELAXED = Disk(durable=False)
 
 
-def request(command: str | list[str], *, task_id: str = "a-task", grace_s: float = 5.0, **more: object) -> Request:
+def this_task() -> str:
+    """The mark of this test's commands. Nobody else's, for a test ends whoever carries it."""
+    return "task-of-" + os.path.basename(os.environ["TMPDIR"])
+
+
+def request(command: str | list[str], *, task_id: str | None = None, grace_s: float = 5.0, **more: object) -> Request:
     """What `run_command` would make of it, with the test's own environment."""
     return Request(
         argv=argv_of(command),
         cwd=str(more.pop("cwd", "/")),
         env=dict(more.pop("env", os.environ)),  # type: ignore[call-overload]
-        task_id=task_id,
+        task_id=task_id or this_task(),
         grace_s=grace_s,
         **more,  # type: ignore[arg-type]
     )
 
 
-def settle(run_dir: Path, *, task_id: str = "a-task", grace_s: float = 0.2) -> rundir.Burial:
+def settle(run_dir: Path, *, grace_s: float = 0.2) -> rundir.Burial:
     """What a recovering host finds out, once no keeper lives."""
     system = this_system()
 
     def bury() -> rundir.Burial | None:
-        return rundir.bury(run_dir, task_id=task_id, disk=RELAXED, system=system, boot=system.boot(), grace_s=grace_s)
+        return rundir.bury(
+            run_dir, task_id=this_task(), disk=RELAXED, system=system, boot=system.boot(), grace_s=grace_s
+        )
 
     return eventually(bury)
 
 
-def marked(task_id: str, system: System | None = None) -> list[int]:
-    """The living processes that carry the run's mark."""
-    system = system or this_system()
-    mark = f"OPENJOBS_TASK_ID={task_id}".encode()
+def marked() -> list[int]:
+    """The living processes that carry the mark of this test's commands."""
+    system = this_system()
+    mark = os.fsencode(f"{TASK_VARIABLE}={this_task()}")
     return [m.identity.pid for m in system.table() if m.living and system.has_variable(m.identity.pid, mark)]
 
 

@@ -1,0 +1,365 @@
+"""Background commands when something dies, lies or is full: at most once, known or lost, nothing left."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from openjobs.processes import layout, rundir
+from openjobs.processes import template as template_module
+from openjobs.processes.command import run_command
+from openjobs.processes.identity import Identity, LinuxSystem, PortableSystem, System, from_json, this_system
+from openjobs.processes.output import read_output
+from openjobs.processes.template import KeeperFailed, Run, RunRefused, Template
+from tests.support import eventually
+from tests.support.processes import RELAXED, marked, request, settle, traced
+
+BOUND_S = 20.0
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def template() -> Iterator[Template]:
+    with Template() as template:
+        yield template
+
+
+@pytest.fixture
+def faulty() -> Iterator[Template]:
+    """A template whose keepers fail where the request says."""
+    program = str(ROOT / "tests" / "support" / "faulty_template.py")
+    with Template(program=[sys.executable, "-I", "-S", program, str(ROOT / "openjobs"), ""]) as template:
+        yield template
+
+
+# --- identities ---------------------------------------------------------------------------------------
+
+
+def forged(system: System, real: Identity, count: int) -> Iterator[Identity]:
+    """Identities that somebody wrote into a file to make us signal what is not ours."""
+    rng = random.Random(9)
+    me = system.identify(os.getpid())
+    leader = system.identify(os.getpgrp())
+    init = system.identify(1)
+    assert me is not None
+    certain = [
+        me,
+        Identity(0, real.start, real.boot),
+        Identity(-1, real.start, real.boot),
+        Identity(1, real.start, real.boot),
+        Identity(-real.pid, real.start, real.boot),
+        Identity(-os.getpgrp(), me.start, me.boot),
+        Identity(2**31, real.start, real.boot),
+        Identity(2**64 + real.pid, real.start, real.boot),
+        Identity(True, real.start, real.boot),
+        Identity(real.pid, real.start, ""),
+        Identity(real.pid, real.start, real.boot.upper() + "x"),
+        *([leader] if leader else []),
+        *([init] if init else []),
+    ]
+    yield from certain
+    pids = [m.identity.pid for m in system.table()]
+    for _ in range(count - len(certain)):
+        kind = rng.randrange(4)
+        if kind == 0:  # the pid was given out again
+            yield Identity(real.pid, real.start + rng.choice([-1, 1]) * rng.randint(1, 10**6), real.boot)
+        elif kind == 1:  # another boot
+            yield Identity(real.pid, real.start, f"{rng.getrandbits(128):032x}")
+        elif kind == 2:  # anybody's pid
+            yield Identity(rng.choice(pids), rng.randint(-(10**9), 10**9) * 2 + 10**10, real.boot)
+        else:
+            yield Identity(rng.randint(-(2**33), 1), real.start, real.boot)
+
+
+@pytest.mark.parametrize("kind", ["linux", "portable"])
+def test_no_forged_identity_is_ever_signalled(kind: str) -> None:
+    """Ten thousand of them: nothing is sent, neither TERM nor KILL nor the harmless 0. The true one is."""
+    sent: list[tuple[int, int]] = []
+
+    def note(*what: int) -> None:
+        sent.append((what[0], what[1]))
+
+    system: System
+    if kind == "linux":
+        if sys.platform != "linux":
+            pytest.skip("needs /proc")
+        system = LinuxSystem(send=note)
+    else:
+        system = PortableSystem(send=note)
+    process = subprocess.Popen(["sleep", "300"])
+    try:
+        real = system.identify(process.pid)
+        assert real is not None
+        for identity in forged(system, real, 10_000):
+            assert not system.send(identity, signal.SIGKILL), identity
+            assert not system.send(identity, 0), identity
+        assert sent == []
+        assert system.send(real, signal.SIGTERM)
+        assert len(sent) == 1
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, 1, "x", [], {}, {"pid": 5}),
+        {"pid": "5", "start": 1, "boot": "b"},
+        {"pid": True, "start": 1, "boot": "b"},
+        {"pid": 5, "start": 1.5, "boot": "b"},
+        {"pid": 5, "start": 1, "boot": None},
+    ],
+    ids=str,
+)
+def test_what_is_no_identity_is_not_read_as_one(value: object) -> None:
+    """Nothing is guessed from a damaged record."""
+    with pytest.raises(ValueError):
+        from_json(value)
+
+
+def test_a_forged_keeper_is_not_told_to_stop(tmp_path: Path) -> None:
+    """The lock is held, and the file names a process that is not the keeper it says: no signal, no request."""
+    system = this_system()
+    process = subprocess.Popen(["sleep", "300"])
+    fd = os.open(tmp_path / layout.KEEPER, os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        real = system.identify(process.pid)
+        assert real is not None
+        lies = [
+            Identity(real.pid, real.start + 1, real.boot).to_json(),
+            Identity(real.pid, real.start, "another-boot").to_json(),
+            Identity(1, 0, real.boot).to_json(),
+            Identity(-1, real.start, real.boot).to_json(),
+        ]
+        for lie in lies:
+            (tmp_path / layout.KEEPER).write_text(json.dumps(lie))
+            assert not rundir.request_stop(tmp_path, disk=RELAXED, system=system)
+            assert not (tmp_path / layout.STOP).exists()
+        assert process.poll() is None
+    finally:
+        os.close(fd)
+        process.kill()
+        process.wait()
+
+
+def test_a_burial_ends_nobody_by_a_forged_start_record(tmp_path: Path) -> None:
+    """`started` names a process that was never the run's: it lives on."""
+    system = this_system()
+    process = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    try:
+        real = system.identify(process.pid)
+        assert real is not None
+        for lie in (Identity(real.pid, real.start - 1, real.boot), Identity(real.pid, real.start, "other")):
+            (tmp_path / layout.STARTED).write_text(json.dumps({"child": lie.to_json()}))
+            burial = settle(tmp_path)
+            assert burial.may_have_run
+            assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+# --- the keeper dies, or its disk does -------------------------------------------------------------------
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def start_and_wait(template: Template, run_dir: Path, command: str, env: dict[str, str]) -> Run | None:
+    """The run, when its keeper is gone; None when there never was one."""
+    try:
+        started = template.start(run_dir, request(command, env={**os.environ, **env}, grace_s=0.2))
+    except (KeeperFailed, RunRefused):
+        return None
+    with started:
+        try:
+            started.go()
+        except KeeperFailed:
+            pass
+        assert started.wait_gone(BOUND_S)
+    return started
+
+
+def check_outcome(template: Template, run_dir: Path, count: Path, code: int) -> rundir.Burial:
+    """What is known afterwards is true, nothing is left, and nothing will run it again."""
+    burial = settle(run_dir)
+    ran = lines(count)
+    assert ran <= 1
+    assert burial.leftovers == [] or burial.leftovers == ()
+    assert marked() == []
+    if not burial.may_have_run:
+        assert ran == 0
+    if burial.record is not None and burial.record.stopped_by == "exit":
+        assert (burial.record.exit_code, ran) == (code, 1)
+    assert rundir.is_lost(run_dir) == (burial.record is None)
+    with pytest.raises(RunRefused):
+        template.start(run_dir, request(f"echo again >> {count}"))
+    assert lines(count) == ran
+    again = settle(run_dir)
+    assert again == burial
+    return burial
+
+
+def test_a_keeper_killed_at_any_line_runs_its_command_at_most_once(
+    tmp_path: Path, template: Template, faulty: Template, chaos: bool
+) -> None:
+    """The outcome is known where the keeper had recorded it, else the run is lost; nothing is left of its tree."""
+    outcomes = set()
+    for line in itertools.count(1, 1 if chaos else 11):
+        run_dir = tmp_path / f"run-{line}"
+        run_dir.mkdir()
+        count = tmp_path / f"count-{line}"
+        command = f"echo ran >> {count}; sleep 300 & exit 3"
+        started = start_and_wait(faulty, run_dir, command, {"FAULT_LINE": str(line)})
+        burial = check_outcome(template, run_dir, count, 3)
+        outcomes.add((burial.may_have_run, burial.record is not None))
+        if started is not None and (run_dir / layout.SWEPT).exists():
+            break
+    # Killed before the command, with it, and after its record: each was met.
+    assert outcomes >= {(False, False), (True, False), (True, True)}
+
+
+@pytest.mark.parametrize("times", [1, 3, 10**6])
+def test_a_disk_that_fails_at_any_effect_leaves_a_known_outcome(
+    times: int, tmp_path: Path, template: Template, faulty: Template
+) -> None:
+    """ENOSPC at the k-th effect and for a while: at most once, and the record is true wherever there is one."""
+    reported = 0
+    for effect in itertools.count(1):
+        run_dir = tmp_path / f"run-{effect}"
+        run_dir.mkdir()
+        count = tmp_path / f"count-{effect}"
+        fault = {"FAULT_EFFECT": str(effect), "FAULT_TIMES": str(times)}
+        started = start_and_wait(faulty, run_dir, f"echo ran >> {count}; echo out; exit 3", fault)
+        burial = check_outcome(template, run_dir, count, 3)
+        if started is not None and started.record is not None:
+            # The worker hears the outcome even when it could not be written down.
+            reported += 1
+            # An error of the last sync leaves a record that may not be durable, but is the same.
+            assert burial.record is not None or not started.recorded
+            assert burial.record in (None, started.record)
+            assert started.record.stopped_by in ("exit", "not_started", "never_started")
+        if burial.record is not None and burial.record.stopped_by == "exit":
+            kept = read_output(run_dir).data
+            assert burial.record.stdout_seen_bytes == 4
+            assert len(kept) == burial.record.stdout_bytes
+            assert burial.record.truncated == (kept != b"out\n") or burial.record.error
+            if not burial.record.error and kept == b"out\n" and effect > 20:
+                break
+        assert effect < 100
+    assert reported > 5
+
+
+# --- the worker dies ---------------------------------------------------------------------------------------
+
+
+def test_a_worker_killed_at_any_line_leaves_a_run_that_is_told(tmp_path: Path, template: Template, chaos: bool) -> None:
+    """From before the template to after the end: the command ran at most once; with `go` exactly once, and its
+    record appears without the worker; before `go` it is proven that nothing ran."""
+    source = template_module.__file__
+    outcomes = set()
+    for line in itertools.count(1, 1 if chaos else 9):
+        run_dir = tmp_path / f"run-{line}"
+        run_dir.mkdir()
+        count = tmp_path / f"count-{line}"
+        job = request(f"echo ran >> {count}; sleep 300 & exit 3", grace_s=0.1)
+        pid = os.fork()
+        if pid == 0:
+            traced(line, source, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            with Template() as own, own.start(run_dir, job) as started:
+                started.go()
+                started.wait()
+            os._exit(0)
+        finished = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        # The template may still be about to fork a keeper for who is gone.
+        eventually(lambda: not _templates())
+        burial = check_outcome(template, run_dir, count, 3)
+        assert burial.record is not None or not burial.may_have_run
+        outcomes.add(burial.record.stopped_by if burial.record else None)
+        if finished:
+            break
+    assert outcomes == {None, "never_started", "exit"}
+
+
+def _templates() -> list[int]:
+    """Templates of workers that are gone; the test's own has not been started yet, or is our child."""
+    own = {child.pid for child in psutil.Process().children()}
+    mark = os.fsencode("TMPDIR=" + os.environ["TMPDIR"])
+    system = this_system()
+    candidates = [m.identity.pid for m in system.table() if m.name.startswith("python") and m.identity.pid not in own]
+    return [pid for pid in candidates if system.has_variable(pid, mark)]
+
+
+# --- many ----------------------------------------------------------------------------------------------------
+
+
+def test_of_many_who_start_one_run_exactly_one_does(tmp_path: Path, template: Template) -> None:
+    """Eight threads hand the same directory to keepers at once."""
+    count = tmp_path / "count"
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+
+    def attempt(_: int) -> bool:
+        try:
+            with template.start(run_dir, request(f"echo ran >> {count}; exit 0")) as started:
+                started.go()
+                return started.wait_gone(BOUND_S)
+        except RunRefused:
+            return False
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(attempt, range(8))) == 1
+    assert lines(count) == 1
+
+
+def test_threads_start_commands_at_once(tmp_path: Path, template: Template) -> None:
+    """Thirty-two threads share one template, and each gets its own command's output and code."""
+
+    def attempt(n: int) -> tuple[int | None, bytes]:
+        end = run_command(f"echo {n}; exit {n % 7}", run_dir=tmp_path / str(n), template=template, disk=RELAXED)
+        return end.exit_code, end.stdout_tail
+
+    with ThreadPoolExecutor(32) as pool:
+        assert list(pool.map(attempt, range(128))) == [(n % 7, b"%d\n" % n) for n in range(128)]
+
+
+def test_short_commands_leave_nothing_behind(tmp_path: Path, template: Template, chaos: bool) -> None:
+    """Descriptors, threads and memory, ours and the template's, are flat over many commands."""
+
+    def run(n: int) -> None:
+        assert run_command("exit 0", run_dir=tmp_path / str(n), template=template, disk=RELAXED).succeeded
+
+    def measure() -> tuple[int, int, int]:
+        assert template.pid is not None
+        other = psutil.Process(template.pid)
+        return psutil.Process().num_fds(), threading.active_count(), other.num_fds()
+
+    def memory() -> int:
+        assert template.pid is not None
+        return psutil.Process().memory_info().rss + psutil.Process(template.pid).memory_info().rss
+
+    for n in range(50):
+        run(n)
+    before, rss = measure(), memory()
+    for n in range(50, 2050 if chaos else 250):
+        run(n)
+    assert measure() == before
+    assert memory() - rss < 4 * 2**20
+    assert template.pid is not None
+    eventually(lambda: psutil.Process(template.pid).children(recursive=True) == [])
