@@ -112,10 +112,10 @@ class Worker:
         )
 
     def _context_items(self, job: Job) -> list[Any]:
-        """What the turn continues from: the branch up to where it forks off, with its cards."""
+        """What the turn continues from: the branch up to where it forks off, with what hangs beside it."""
         if job.context_mode is ContextMode.CLEAN or job.parent_msg_id is None:
             return []
-        return list(self._store.session(job.parent_session_id).branch_with_cards(job.parent_msg_id))
+        return list(self._store.session(job.parent_session_id).context(job.parent_msg_id))
 
     def _progress(self, live: LiveJob, value: Any) -> None:
         if live.phase is Phase.RUNNING:

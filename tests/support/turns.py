@@ -6,9 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from openjobs.jobs import TurnRequest, TurnResult
+from openjobs import JobRunner, SpawnRequest, TurnRequest, TurnResult
 
 PATIENCE_S = 20.0
+
+#: the fixtures of tests/unit/runner
+MakeRunner = Callable[..., JobRunner]
+Ask = Callable[..., SpawnRequest]
 
 
 class Turn:
@@ -24,7 +28,9 @@ class Turn:
         #: whether it ends by itself when it is asked to stop
         self.obeys = True
         #: what it does at its end
-        self.outcome: Callable[[TurnRequest], TurnResult] = lambda request: TurnResult(final_text=f"did {request.prompt}")
+        self.outcome: Callable[[TurnRequest], TurnResult] = lambda request: TurnResult(
+            final_text=f"did {request.prompt}"
+        )
 
     def until_started(self) -> TurnRequest:
         assert self.started.wait(PATIENCE_S), "the turn did not start"

@@ -1,0 +1,111 @@
+"""A store of rows in a dict, for what needs ten thousand jobs or the runner's own cost.
+
+It keeps the contract that the runner builds on (order of events, one thread that completes futures,
+the transition table) and nothing else: no documents, no cards, no commits.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import attrs
+
+from openjobs import errors
+from openjobs.clock import Clock, SystemClock
+from openjobs.ids import new_id
+from openjobs.jobs import UNFINISHED, Event, Job, JobStatus, transition
+from openjobs.store.presence import MemoryActive, MemoryLeases
+
+
+class ThinStore:
+    """Finished rows are forgotten when `keep` is false, so that only the runner's memory is measured."""
+
+    def __init__(self, *, clock: Clock | None = None, keep: bool = True) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self.new_id = new_id
+        self.leases = MemoryLeases()
+        self.active = MemoryActive()
+        self.rows: dict[str, Job] = {}
+        #: every edge that was walked, in order: job id -> statuses
+        self.edges: dict[str, list[JobStatus]] = {}
+        self.refused = 0
+        self.cpu_s = 0.0
+        self._keep = keep
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="thin-store", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while (call := self._queue.get()) is not None:
+            call()
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(10)
+
+    def _later(self, decide: Callable[[], Job]) -> Future[Job]:
+        future: Future[Job] = Future()
+
+        def run() -> None:
+            begun = time.thread_time()
+            try:
+                job = decide()
+            except errors.Refused as error:
+                self.refused += 1
+                future.set_exception(error)
+            else:
+                self.cpu_s += time.thread_time() - begun
+                future.set_result(job)
+
+        self._queue.put(run)
+        return future
+
+    def create_later(self, job: Job, *events: Event, fresh_id: bool = False) -> Future[Job]:
+        def decide() -> Job:
+            if job.job_id in self.rows:
+                raise errors.JobExists("there", job=self.rows[job.job_id])
+            self.rows[job.job_id] = attrs.evolve(job, user_msg_id="u", attach_id="a")
+            return self._apply(job.job_id, events)
+
+        return self._later(decide)
+
+    def apply_later(self, job_id: str, *events: Event, keep: bool = False) -> Future[Job]:
+        return self._later(lambda: self._apply(job_id, events))
+
+    def apply(self, job_id: str, *events: Event) -> Job:
+        return self.apply_later(job_id, *events).result()
+
+    def _apply(self, job_id: str, events: tuple[Event, ...]) -> Job:
+        job = self.get(job_id)
+        for event in events:
+            job = transition(job, event, self.clock.now())
+            if self._keep:
+                self.edges.setdefault(job_id, []).append(job.status)
+        self.rows[job_id] = job
+        if job.terminal and not self._keep:
+            del self.rows[job_id]
+        return job
+
+    def get(self, job_id: str) -> Job:
+        if job_id not in self.rows:
+            raise errors.UnknownJob
+        return self.rows[job_id]
+
+    def has_session(self, session_id: str) -> bool:
+        return True
+
+    def head(self, session_id: str) -> str:
+        return ""
+
+    def unfinished(self, session_id: str) -> list[Job]:
+        return [job for job in list(self.rows.values()) if job.status in UNFINISHED]
+
+    def children(self, job_id: str) -> list[str]:
+        return [job.job_id for job in list(self.rows.values()) if job.parent_job_id == job_id]
+
+    def unsettled(self) -> int:
+        return 0
