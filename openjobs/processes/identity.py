@@ -85,14 +85,14 @@ class System:
     Guarantees: `send` signals only a process that it proved to be the identity's, never pid 0, 1 or a
     negative number (which mean groups), never ourselves or the leader of our group, and nothing from
     another boot. It never signals a group.
-    Assumptions: one machine, one pid namespace. Made anew after a fork.
+    Assumptions: one machine, one pid namespace.
     """
 
     def boot(self) -> str:
         raise NotImplementedError
 
-    def identify(self, pid: int) -> Identity | None:
-        """Who has that pid now; None where nobody does, or only a zombie."""
+    def identify(self, pid: int, *, zombie: bool = False) -> Identity | None:
+        """Who has that pid now; None where nobody does, or only a zombie (unless that is wanted, too)."""
         raise NotImplementedError
 
     def table(self) -> Iterator[Member]:
@@ -141,9 +141,9 @@ class LinuxSystem(System):
                 self._boot = file.read().strip()
         return self._boot
 
-    def identify(self, pid: int) -> Identity | None:
+    def identify(self, pid: int, *, zombie: bool = False) -> Identity | None:
         member = self._member(pid)
-        return member.identity if member is not None and member.living else None
+        return member.identity if member is not None and (member.living or zombie) else None
 
     def table(self) -> Iterator[Member]:
         for name in os.listdir("/proc"):
@@ -215,11 +215,11 @@ class PortableSystem(System):
             self._boot = _darwin_boot() or f"boot-{int(self._psutil.boot_time())}"
         return self._boot
 
-    def identify(self, pid: int) -> Identity | None:
+    def identify(self, pid: int, *, zombie: bool = False) -> Identity | None:
         try:
             process = self._psutil.Process(pid)
-            living = process.status() != self._psutil.STATUS_ZOMBIE
-            return self._identity(pid, process.create_time()) if living else None
+            wanted = zombie or process.status() != self._psutil.STATUS_ZOMBIE
+            return self._identity(pid, process.create_time()) if wanted else None
         except (self._psutil.Error, OSError, ValueError):
             return None
 

@@ -5,7 +5,7 @@ rest of the world what it leaves in the run's directory (layout.py). In order:
 
 1. read what to run; lock `keeper`, or refuse: the run has a keeper, or was run before, or is lost
 2. report who it is, and wait for the worker's `g`; end of file instead: recorded as never started
-3. fork the command, which waits; write `started`; let the command go
+3. write `started`; start the command; add its identity to `started`
 4. copy both pipes to their files, watch for the end, the timeout, the output limit, a stop
 5. the command has ended: take what is in the pipes now, make `exit.json` durable, tell the worker
 6. end what is left of the tree; `swept.json` names what could not be ended
@@ -14,8 +14,8 @@ rest of the world what it leaves in the run's directory (layout.py). In order:
 ("tell me once when there is output"). Keeper to worker: lines of JSON with `event`: `keeper`, `refused`,
 `started`, `ended`; and the line `+` for output. The keeper never waits for the worker to read.
 
-*Guarantees.* One run's command is started at most once, whoever dies. A command that could run has its
-identity in `started`. An exit record that can be read is true and durable, and so are the bytes it counts.
+*Guarantees.* One run's command is started at most once, whoever dies. Without `started` it did not run. An exit
+record that can be read is true and durable, and so are the bytes it counts.
 *Assumptions.* Single-threaded, in a session of its own; the run's directory stays.
 
 Only the standard library, and little of it: this runs once per command, without site packages.
@@ -31,6 +31,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -182,8 +183,9 @@ class Keeper:
         signal.signal(signal.SIGCHLD, self._nothing)
         signal.signal(getattr(signal, layout.STOP_SIGNAL_NAME), self._look)
         signal.signal(signal.SIGTERM, self._terminate)
+        # Caught, not ignored: what is ignored would be ignored in the command as well.
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, self._nothing)
 
     def _nothing(self, _number: int, _frame: object) -> None:
         """A handler all the same: a signal that is ignored or left to its default wakes nobody."""
@@ -305,65 +307,77 @@ class Keeper:
     # --- the command ---
 
     def _start(self) -> bool:
-        """False when it could not be started, which is recorded then."""
-        out, out_end = os.pipe()
-        err, err_end = os.pipe()
-        gate_end, gate = os.pipe()
-        failure, failure_end = os.pipe()
+        """False when it could not be started, which is recorded then.
+
+        1. `started` says that the command may have run
+        2. it is started (by vfork, so it costs no copy of this process)
+        3. `started` gets its identity as well
+        Killed between 1 and 2 it did not run, and between 2 and 3 only the mark in its environment finds it.
+        """
         try:
-            self._all_streams = [
-                _Stream(index, pipe, self._disk.create(self._path(name)))
-                for index, (pipe, name) in enumerate(((out, layout.STDOUT), (err, layout.STDERR)))
-            ]
-            self._order = self._disk.create(self._path(layout.ORDER))
-            pid = os.fork()
-        except OSError as error:
-            self._not_started("fork", error.errno or 0)
-            return False
-        if pid == 0:
-            os.close(gate)
-            _become_command(self._request, gate_end, out_end, err_end, failure_end)
-        for fd in (out_end, err_end, gate_end, failure_end):
-            os.close(fd)
-        self._child_pid = pid
-        try:
-            self._child = self._system.identify(pid)
             self._started_at = _now()
-            identity = self._child.to_json() if self._child else None
-            self._disk.write_new(self._path(layout.STARTED), _dump({"child": identity, "started_at": self._started_at}))
+            started = self._disk.create(self._path(layout.STARTED))
+            self._disk.write(started, _dump({"child": None, "started_at": self._started_at}))
+            ends = self._open_streams()
+            self._order = self._disk.create(self._path(layout.ORDER))
         except OSError as error:
-            # The gate closes unopened, and the child ends without having been the command.
-            os.close(gate)
-            os.waitpid(pid, 0)
-            self._not_started("record", error.errno or 0)
+            self._not_started(error, "its files")
+            return False
+        env = dict(self._request["env"])
+        env[TASK_VARIABLE] = self._request["task_id"]
+        try:
+            process = subprocess.Popen(
+                self._request["argv"],
+                stdin=subprocess.DEVNULL,
+                stdout=ends[0],
+                stderr=ends[1],
+                cwd=self._request["cwd"],
+                env=env,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            self._not_started(error, self._request["argv"][0])
             return False
         timeout_s = self._request["timeout_s"]
         if timeout_s is not None:
             self._timeout_at = time.monotonic() + timeout_s
-        os.write(gate, b"g")
-        os.close(gate)
-        said = b""
-        while chunk := os.read(failure, 64):
-            said += chunk
-        os.close(failure)
-        if said:
-            os.waitpid(pid, 0)
-            step, _, number = said.decode().partition(" ")
-            self._not_started(step, int(number))
-            return False
-        for stream in self._all_streams:
-            os.set_blocking(stream.pipe, False)
-            self._streams[stream.pipe] = stream
+        self._child_pid = process.pid
+        # Its end is ours to see, with that of every other child.
+        process.returncode = 0
+        for fd in ends:
+            os.close(fd)
+        # A command that has ended already is a zombie, but one of ours: its pid is still its own.
+        # Where a zombie does not tell when it started, the identity is one that nothing proves.
+        self._child = self._system.identify(process.pid, zombie=True) or Identity(process.pid, 0, self._system.boot())
+        try:
+            os.lseek(started, 0, os.SEEK_SET)
+            self._disk.write(started, _dump({"child": self._child.to_json(), "started_at": self._started_at}))
+        except OSError:
+            pass  # without it, who buries us has the mark
+        os.close(started)
         return True
 
-    def _not_started(self, step: str, number: int) -> None:
-        what = {"exec": self._request["argv"][0], "chdir": self._request["cwd"]}.get(step, step)
-        missing = step == "exec" and number in (errno.ENOENT, errno.ENOTDIR)
+    def _open_streams(self) -> list[int]:
+        """The ends of two pipes that the command gets."""
+        ends = []
+        for index, name in enumerate((layout.STDOUT, layout.STDERR)):
+            pipe, end = os.pipe()
+            os.set_blocking(pipe, False)
+            stream = _Stream(index, pipe, self._disk.create(self._path(name)))
+            self._all_streams.append(stream)
+            self._streams[pipe] = stream
+            ends.append(end)
+        return ends
+
+    def _not_started(self, error: OSError | ValueError, what: str) -> None:
+        number = error.errno if isinstance(error, OSError) else None
+        named = error.filename if isinstance(error, OSError) and error.filename else what
+        missing = number in (errno.ENOENT, errno.ENOTDIR) and named == self._request["argv"][0]
         self._record(
             stopped_by=layout.BY_NOT_FOUND if missing else layout.BY_NOT_STARTED,
             exit_code=layout.CODE_NOT_FOUND if missing else layout.CODE_NOT_STARTED,
             signal_number=None,
-            error=f"{what}: {os.strerror(number)}",
+            error=f"{named}: {os.strerror(number) if number else error}",
         )
 
     # --- output ---
@@ -417,7 +431,13 @@ class Keeper:
         if self._ending is not None:
             self._ending.hasten(grace_s)
         else:
-            self._ending = Ending(self._system, self._members, grace_s=grace_s)
+            self._ending = Ending(
+                self._system,
+                self._members,
+                grace_s=grace_s,
+                # A subreaper without children has no tree left; nothing can get away from under it.
+                nobody=(lambda: self._childless) if self._subreaper else None,
+            )
             if not self._completed:
                 self._cause, self._reason = cause, reason
         self._ending_due = 0.0
@@ -465,7 +485,7 @@ class Keeper:
             remaining=left,
         )
         self._completed = True
-        if left and self._ending is None:
+        if self._ending is None and not (self._subreaper and self._childless):
             self._end("", "", self._request["grace_s"])
 
     def _stopped_by(self, number: int | None) -> str:
@@ -603,38 +623,15 @@ def run(channel: socket.socket, disk: Disk, system: System) -> None:
         keeper.leave_word(error)
 
 
-def _become_command(request: dict[str, Any], gate: int, out: int, err: int, failure: int) -> None:
-    """In the forked child: wait at the gate, then be the command. Never returns."""
-    step = "setsid"
-    try:
-        os.setsid()
-        if os.read(gate, 1) != b"g":
-            os._exit(0)
-        signal.set_wakeup_fd(-1)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (out, 1), (err, 2)):
-            os.dup2(source, target)
-        for number in signal.valid_signals():
-            if signal.getsignal(number) == signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        step = "chdir"
-        os.chdir(request["cwd"])
-        step = "exec"
-        env = dict(request["env"])
-        env[TASK_VARIABLE] = request["task_id"]
-        os.execvpe(request["argv"][0], request["argv"], env)
-    except OSError as error:
-        os.write(failure, f"{step} {error.errno or 0}".encode())
-    except BaseException:
-        os.write(failure, f"{step} {errno.EINVAL}".encode())
-    finally:
-        os._exit(layout.CODE_NOT_STARTED)
-
-
-def prepare() -> None:
+def prepare(system: System) -> None:
     """What every keeper needs and the template can pay for once."""
     _libc()
+    system.boot()
+    # A worker under nohup ignores some; its commands are to start like any other. (The two that Python
+    # itself ignores are given back to every command by subprocess.)
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 _loaded: list[Any] = []

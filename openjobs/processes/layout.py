@@ -3,7 +3,7 @@
 | file | written by | what it means |
 |---|---|---|
 | `keeper` | keeper | locked as long as the keeper lives; holds its identity |
-| `started` | keeper | the command's identity; written before the command can run, so without it nothing ran |
+| `started` | keeper | the command may have run: without it nothing ran. Its identity, as soon as it has one |
 | `stdout`, `stderr`, `order` | keeper | the native streams and the order they came in (order.py) |
 | `stop` | anybody | a request: reason and grace; the keeper looks at it when it is signalled |
 | `exit.json` | keeper | how it ended; written once, durable before anybody hears of it |

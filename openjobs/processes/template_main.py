@@ -33,7 +33,8 @@ def serve(workers: socket.socket) -> None:
     from openjobs.processes import keeper
     from openjobs.processes.identity import this_system
 
-    keeper.prepare()
+    disk, system = Disk(), this_system()
+    keeper.prepare(system)
     _free_standard_streams()
     # Nobody waits for keepers: the system takes them away when they end.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -54,7 +55,7 @@ def serve(workers: socket.socket) -> None:
             if pid == 0:
                 workers.close()
                 try:
-                    keeper.run(socket.socket(fileno=fd), Disk(), this_system())
+                    keeper.run(socket.socket(fileno=fd), disk, system)
                 finally:
                     os._exit(0)
             os.close(fd)

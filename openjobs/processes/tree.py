@@ -21,6 +21,11 @@ TASK_VARIABLE = "OPENJOBS_TASK_ID"
 
 #: how long after KILL a process may still be seen (it may hang in the kernel) before it is named as left over
 AFTER_KILL_S = 5.0
+#: how many looks in a row must find nobody, where the system cannot say for sure that nobody is left. One look
+#: is no snapshot: a member may appear behind it while its parent ends before it, and in the middle of an exec
+#: a process has no environment to know it by.
+CONFIRMATIONS = 3
+_CONFIRM_S = 0.01
 _LOOK_FIRST_S = 0.005
 _LOOK_LAST_S = 0.05
 
@@ -65,7 +70,8 @@ class Ending:
     """TERM to every member once, the grace, then KILL until nobody is left; one `step` at a time.
 
     Members that appear meanwhile get the same. A stopped process gets CONT after its TERM, or it would
-    never see it. `leftovers` is who was still there `AFTER_KILL_S` after the grace.
+    never see it. `leftovers` is who was still there `AFTER_KILL_S` after the grace. `nobody`, where there is such
+    a function, knows for certain that the tree is empty, or not; else several looks must find nobody.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class Ending:
         members: Callable[[], list[Member]],
         *,
         grace_s: float,
+        nobody: Callable[[], bool] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._system = system
@@ -81,6 +88,8 @@ class Ending:
         self._monotonic = monotonic
         self._kill_at = monotonic() + grace_s
         self._pause_s = _LOOK_FIRST_S
+        self._nobody = nobody
+        self._absent = 0
         self.termed: set[Identity] = set()
         self.killed: set[Identity] = set()
         self.leftovers: list[Member] = []
@@ -93,20 +102,28 @@ class Ending:
         """Do what is due. Seconds until it is worth looking again, None when it is over."""
         began = self._monotonic()
         members = self._members()
-        if not members:
-            return None
         now = self._monotonic()
+        if self._is_over(members):
+            return None
         # On a machine with many processes a look is dear; it never takes more than a quarter of our time.
         dear_s = 3 * (now - began)
         if now >= self._kill_at + AFTER_KILL_S:
             self.leftovers = members
             return None
+        if not members:
+            return _CONFIRM_S
         if now >= self._kill_at:
             self._kill(members)
             return max(_LOOK_FIRST_S, dear_s)
         self._terminate(members)
         self._pause_s = min(self._pause_s * 2, _LOOK_LAST_S)
         return min(max(self._pause_s, dear_s), self._kill_at - now)
+
+    def _is_over(self, members: list[Member]) -> bool:
+        self._absent = 0 if members else self._absent + 1
+        if self._nobody is not None:
+            return self._nobody()
+        return self._absent >= CONFIRMATIONS
 
     def _terminate(self, members: list[Member]) -> None:
         for identity in (m.identity for m in members if m.identity not in self.termed):

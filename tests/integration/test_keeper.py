@@ -105,7 +105,7 @@ def test_a_command_that_cannot_be_started_says_why(tmp_path: Path, template: Tem
         "not_started",
         "/nowhere/at/all: No such file or directory",
     )
-    assert rundir.child_identity(tmp_path / "run") is not None
+    assert rundir.child_identity(tmp_path / "run") is None
     assert "no-such" in run(["no-such"], tmp_path, template, run_dir=tmp_path / "other").error
 
 

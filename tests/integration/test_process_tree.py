@@ -239,7 +239,7 @@ class Table(System):
     def boot(self) -> str:
         return "a-boot"
 
-    def identify(self, pid: int) -> Identity | None:
+    def identify(self, pid: int, *, zombie: bool = False) -> Identity | None:
         return Identity(pid, pid, "a-boot") if pid in self.processes else None
 
     def table(self) -> Iterator[tree.Member]:
