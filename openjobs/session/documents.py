@@ -29,6 +29,7 @@ _Parsed = TypeVar("_Parsed")
 #: a job's status in a catalog tag
 STATUS_TAG = {status: number for number, status in enumerate(JobStatus, start=1)}
 UNKNOWN_TAG = 0
+_TAG_OF = {status.value: tag for status, tag in STATUS_TAG.items()}
 
 _PARSED_LIMIT = 12
 _PLACES_LIMIT = 4096
@@ -86,16 +87,7 @@ def _page_entries(view: View, number: int) -> Entries:
 
 def page_tags(page: Page) -> bytes:
     """One status tag a row; `UNKNOWN_TAG` for a row that this version cannot read."""
-    from ..errors import Damaged
-
-    tags = bytearray()
-    for job_id in page.lines:
-        try:
-            job = page.get(job_id)
-            tags.append(STATUS_TAG[job.status] if job is not None else UNKNOWN_TAG)
-        except Damaged:
-            tags.append(UNKNOWN_TAG)
-    return bytes(tags)
+    return bytes(_TAG_OF.get(status or "", UNKNOWN_TAG) for status in page.statuses())
 
 
 def _segment_entries(view: View, number: int) -> Entries:
@@ -205,6 +197,8 @@ class Documents:
         if not newest.full:
             return False
         number = self.older_pages()
+        with self._memory.lock:  # so that no later search has more than this page to read
+            self._memory.jobs.sync(self._view)
         self._put_page(Page(pages.older_path(number), newest.lines, newest.data))
         self._put_page(Page(pages.NEWEST, {}))
         for job_id in newest.lines:
@@ -241,6 +235,8 @@ class Documents:
         segment = self._segment(number)
         if segment.full:
             number += 1
+            with self._memory.lock:
+                self._memory.nodes.sync(self._view, closed_only_below=number)
             segment = self._segment(number)
         return segment, number
 
