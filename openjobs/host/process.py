@@ -50,6 +50,8 @@ def run(options: argparse.Namespace) -> int:
         finally:
             # Last of all: until here another host would meet a store that still writes.
             lock.release()
+    except KeyboardInterrupt:
+        return 130
     except OpenJobsError as error:
         _log.error("the host cannot run: %s", error)
         ready.say({"error": error_to_wire(error)})
@@ -60,17 +62,19 @@ def run(options: argparse.Namespace) -> int:
 
 def _serve(home: Path, options: argparse.Namespace, ready: _Ready) -> int:
     with Launcher() as launcher:
-        environ = {name: os.environ[name] for name in _BARE if name in os.environ}
-        runtime = launcher.open(home, workers=options.workers, environ=environ)
-        context = Context(
-            runner=runtime.runner,
-            store=runtime.store,
-            about={"pid": os.getpid(), "version": __version__, "protocol": PROTOCOL, "home": str(home)},
-            stop=launcher.stop,
-        )
-        launcher.on_close(lambda: address.remove(home), name="socket file")
-        service = Service(address.listen(home), answerer(context))
-        launcher.on_close(service.stop, name="service")
+        # A signal from here on waits for the end of the block: what was opened is owned by then.
+        with launcher.acquiring("service") as pending:
+            environ = {name: os.environ[name] for name in _BARE if name in os.environ}
+            runtime = launcher.open(home, workers=options.workers, environ=environ)
+            context = Context(
+                runner=runtime.runner,
+                store=runtime.store,
+                about={"pid": os.getpid(), "version": __version__, "protocol": PROTOCOL, "home": str(home)},
+                stop=launcher.stop,
+            )
+            launcher.on_close(lambda: address.remove(home), name="socket file")
+            service = Service(address.listen(home), answerer(context))
+            pending.ready(service.stop)
         service.start()
         _log.info("host of %s, version %s", home, __version__)
         ready.say({"ready": True})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -240,6 +242,26 @@ class TestTheRest:
         """The two lists agree: the client does not import the runner's side."""
         assert READING == _READING
         assert set(TABLE) > READING
+
+
+def test_the_documented_fields_are_the_ones_there_are(context: Context) -> None:
+    """docs/host.md names every action, and each field that it names is taken."""
+    page = (Path(__file__).parents[2] / "docs" / "host.md").read_text().split("## The actions")[1]
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.*?) \|", page, re.MULTILINE)
+    documented = {
+        name: re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", fields)) for names, fields in rows for name in _names(names)
+    }
+    documented["spawn_job"] += _names(page.split("also takes")[1])
+    assert set(documented) == set(TABLE)
+    for action, fields in documented.items():
+        if fields:
+            with pytest.raises(InvalidInput) as raised:
+                perform(context, action, dict.fromkeys(fields, object()))
+            assert "has no field" not in str(raised.value)
+
+
+def _names(text: str) -> list[str]:
+    return re.findall(r"`(\w+)`", text)
 
 
 ID = new_id()

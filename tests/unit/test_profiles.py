@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from openjobs.agents import Profiles
-from openjobs.agents.templates import CommandTemplate, parse_templates, read_templates
+from openjobs.agents.templates import _KEYS, CommandTemplate, parse_templates, read_templates
 from openjobs.errors import Closed, InvalidConfiguration, InvalidInput, UnknownAgent
 from openjobs.ids import new_id
 from openjobs.jobs import ContextMode, Job, TurnRequest, TurnResult
@@ -208,6 +209,15 @@ class TestTheFile:
         """What cannot be read is a typed error, too."""
         with pytest.raises(InvalidConfiguration, match="cannot be read"):
             read_templates(tmp_path)
+
+    def test_the_documented_templates_are_right(self, tmp_path: Path) -> None:
+        """Every example of docs/profiles.md can be used as it stands, and its keys are the ones there are."""
+        page = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text()
+        examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+        assert len(examples) == 2
+        for text in examples:
+            assert parse_templates(_toml(text), tmp_path)
+        assert set(re.findall(r"^\| `(\w+)` \|", page.split("## A command")[1], re.MULTILINE)) == set(_KEYS)
 
     def test_no_file_means_no_profiles(self, tmp_path: Path) -> None:
         assert read_templates(tmp_path / "config.toml") == {}
