@@ -132,7 +132,9 @@ class Service:
         try:
             sock.setblocking(True)
             self._admit(sock)
-        except BaseException:
+        except Exception:
+            with self._lock:
+                self._connections.pop(sock, None)
             sock.close()
             _log.exception("a connection could not be served")
 
