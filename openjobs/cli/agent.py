@@ -26,8 +26,8 @@ from .state import DEFAULT_SESSION, State
 if TYPE_CHECKING:
     from ..host.client import HostClient
 
-#: how long an interrupted command line waits for its job to end before it leaves
-STOP_S = 4.0
+#: how long an interrupted command line waits for its job to end: a command that ignores TERM is killed after 5 s
+STOP_S = 10.0
 
 
 @command("agent")
@@ -182,7 +182,7 @@ class _Turn:
     def _stop(self, state: State, reason: str) -> None:
         job_id = self.request.job_id
         assert job_id is not None
-        clear = "\n" if output.is_terminal(sys.stderr) else ""  # the terminal has written ^C there
+        clear = output.fresh_line()  # the terminal has written ^C there
         try:
             job = self.cancel(job_id, reason=reason)
         except UnknownJob:

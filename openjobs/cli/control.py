@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import AbstractContextManager
 
 import click
 
@@ -11,7 +12,7 @@ from ..jobs import Job
 from . import exits, output, shapes, table
 from .options import JOB_ID, SECONDS, command
 from .state import State
-from .text import duration, one_line
+from .text import duration, one_line, plural
 
 
 @command("wait")
@@ -40,27 +41,29 @@ def wait_command(state: State, ids: tuple[str, ...], any_: bool, timeout: float 
 
 def _wait(state: State, ids: list[str], any_: bool, timeout: float | None) -> list[Job]:
     """The jobs in the order given, as they stand at the end; each is told as it ends."""
-    from .live import spinner
-
-    end = None if timeout is None else time.monotonic() + timeout
+    started = time.monotonic()
+    end = None if timeout is None else started + timeout
     latest = {job.job_id: job for job in state.await_jobs(ids, "all", 0)}
     told: set[str] = set()
-    started = time.monotonic()
-
-    def words() -> str:
-        open_jobs = [job for job in latest.values() if not job.terminal]
-        subject = one_line(open_jobs[0].subject) if len(open_jobs) == 1 else f"{len(open_jobs)} of {len(ids)} jobs"
-        return f"waiting {int(time.monotonic() - started)}s for {subject}"
-
-    with spinner(words):
-        while True:
-            _tell(state, [job for job in latest.values() if job.terminal and job.job_id not in told], ids)
-            told |= {job_id for job_id, job in latest.items() if job.terminal}
-            left = [job_id for job_id in ids if job_id not in told]
-            if not left or (any_ and told) or (end is not None and time.monotonic() >= end):
-                return [latest[job_id] for job_id in ids]
-            pause = None if end is None else max(0.0, end - time.monotonic())
+    while True:
+        ended = [job for job in latest.values() if job.terminal and job.job_id not in told]
+        _tell(state, ended, ids)
+        told |= {job.job_id for job in ended}
+        left = [job_id for job_id in ids if job_id not in told]
+        now = time.monotonic()
+        if not left or (any_ and told) or (end is not None and now >= end):
+            return [latest[job_id] for job_id in ids]
+        # The spinner is off while a line is told: both would stand on one line of the terminal.
+        with _waiting([latest[job_id] for job_id in left], started):
+            pause = None if end is None else max(0.0, end - now)
             latest |= {job.job_id: job for job in state.await_jobs(left, "any", pause)}
+
+
+def _waiting(left: list[Job], started: float) -> AbstractContextManager[None]:
+    from .live import spinner
+
+    what = one_line(left[0].subject) if len(left) == 1 else plural(len(left), "job")
+    return spinner(lambda: f"waiting {duration(time.monotonic() - started)} for {what}")
 
 
 def _tell(state: State, jobs: list[Job], ids: list[str]) -> None:

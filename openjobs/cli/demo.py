@@ -200,9 +200,13 @@ def _report(state: State, cast: _Cast, wrong: Sequence[str]) -> None:
     if state.json:
         output.json_value(_shape(state, cast, wrong, steps, look))
         return
-    output.line(f"\n{plural(len(steps), 'commit')}, one for each thing that happened:\n")
     colour = output.is_terminal(sys.stdout) and table.coloured()
     width = table.terminal_width() if output.is_terminal(sys.stdout) else 1000
+    output.line("\nWhat they said:\n")
+    for job in cast.jobs():
+        said = one_line("; ".join(filter(None, (job.result_text, job.error, job.cancel_reason))))
+        output.line(table.to_ansi([(job.job_id[:8], "bold"), (f"  {table.fitted(said, width - 10)}", "")], colour))
+    output.line(f"\n{plural(len(steps), 'commit')}, one for each thing that happened:\n")
     output.lines([table.to_ansi(row, colour) for row in step_rows(steps, width)])
     output.line(f"\nLook yourself:\n  {look}")
     output.line(f"  openjobs --home {shlex.quote(str(state.home))} list\n")

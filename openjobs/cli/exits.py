@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ..errors import AmbiguousId, Damaged, InvalidInput, NotFound, OpenJobsError, OutcomeUnknown, Refused, SessionBusy
+from ..errors import (
+    AmbiguousId,
+    CancelledError,
+    Damaged,
+    InvalidInput,
+    NotFound,
+    OpenJobsError,
+    OutcomeUnknown,
+    Refused,
+    SessionBusy,
+    UnknownJob,
+    UnknownSession,
+)
 from .text import visible
 
 if TYPE_CHECKING:
@@ -42,6 +54,8 @@ def of_error(error: BaseException) -> int:
             return NOT_FOUND
         case InvalidInput():
             return USAGE
+        case CancelledError():
+            return CANCELLED  # the job that we wait in was asked to stop
         case Refused() | Damaged() | OutcomeUnknown() | OSError():
             return REFUSED
         case _:
@@ -58,6 +72,8 @@ def explain(error: BaseException) -> str:
     lines = visible(str(error)).splitlines()[:12]
     if isinstance(error, NotFound):
         lines += _candidates(error, lines[0])
+        if isinstance(error, UnknownSession) and not error.candidates:
+            lines[0] += "; `openjobs sessions` lists those there are"
     elif isinstance(error, SessionBusy) and "again" not in lines[0]:
         lines[0] += " (try again)"
     return "\n".join(lines)
@@ -67,6 +83,7 @@ def _candidates(error: NotFound, said: str) -> list[str]:
     shown = [" ".join(visible(str(candidate)).splitlines()) for candidate in error.candidates]
     if not shown or all(candidate in said for candidate in shown):
         return []
-    head = "it could be" if isinstance(error, AmbiguousId) else "there are"
+    heads = {AmbiguousId: "it could be", UnknownJob: "the newest jobs are", UnknownSession: "there is"}
+    head = heads.get(type(error), "known are")
     more = [f"  … and {len(shown) - CANDIDATES:,} more"] if len(shown) > CANDIDATES else []
     return [f"{head}:", *(f"  {candidate}" for candidate in shown[:CANDIDATES]), *more]

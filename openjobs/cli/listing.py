@@ -15,6 +15,7 @@ from .options import JOB_ID, SESSION_ID, command, limit_option
 from .state import State
 
 POLL_S = 0.5
+DRAWN = 200
 
 
 @command("list")
@@ -52,8 +53,10 @@ def list_command(
         "before": state.resolve(before) if before is not None else None,
     }
     if watch:
-        _watch(state, wanted, limit)
-        return exits.COMPLETED
+        try:
+            _watch(state, wanted, limit)
+        except KeyboardInterrupt:  # the way to end it, nothing to complain about
+            return exits.INTERRUPTED
     jobs = state.client.list(**wanted, limit=limit + 1 if limit else None)
     more = bool(limit) and len(jobs) > limit
     jobs = jobs[:limit] if limit else jobs
@@ -76,6 +79,8 @@ def print_jobs(state: State, jobs: list[Job]) -> None:
 
 
 def _say_more(jobs: list[Job], more: bool, filtered: bool) -> None:
+    if not output.is_terminal(sys.stdout):
+        return  # `id=$(openjobs list -n 1 | cut -f1)` knows what it asked for
     if more:
         output.hint(f"the newest {len(jobs):,}; `--limit 0` shows all, `--before {jobs[-1].job_id[:8]}` the next")
     elif not jobs:
@@ -109,7 +114,9 @@ def _watch(state: State, wanted: dict[str, Any], limit: int) -> None:
 def _draw(state: State, wanted: dict[str, Any], limit: int) -> None:
     from . import live
 
-    shown: list[Job] = []
+    # No more than any terminal shows: at 10,000 jobs the rest would only be read and thrown away.
+    most = min(limit or DRAWN, DRAWN)
+    shown = state.client.list(**wanted, limit=most)
 
     def draw(width: int, height: int) -> list[list[table.Piece]]:
         rows = table.aligned(shown[: height - 2], state.store.clock.now(), width, live.frame(sys.stdout))
@@ -117,9 +124,8 @@ def _draw(state: State, wanted: dict[str, Any], limit: int) -> None:
 
     with live.drawing(draw):
         while True:
-            # No more than any terminal shows: at 10,000 jobs the rest would only be read and thrown away.
-            shown = state.client.list(**wanted, limit=min(limit or 200, 200))
             time.sleep(POLL_S)
+            shown = state.client.list(**wanted, limit=most)
 
 
 def _summary(jobs: list[Job]) -> str:

@@ -55,6 +55,13 @@ def note(text: str) -> None:
         pass  # nobody listens there; what matters went to stdout or into the exit code
 
 
+def fresh_line() -> str:
+    """What puts stderr's cursor on an empty line, whatever a spinner or the terminal's ^C left there."""
+    if is_live(sys.stderr):
+        return "\r\x1b[K"
+    return "\n" if is_terminal(sys.stderr) else ""
+
+
 def hint(text: str) -> None:
     """What one could do next; only a person at a terminal is told."""
     if is_terminal(sys.stderr):

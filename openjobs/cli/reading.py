@@ -53,7 +53,8 @@ def _facts(job: Job, children: list[str], now: datetime, local: bool) -> Iterato
     took = table.seconds_taken(job, now)
     yield "job", [(job.job_id, "bold")]
     yield "subject", [(one_line(job.subject), "")]
-    yield "status", [(word, table.STATUS_STYLE[word]), (f" {duration(took)}" if took is not None else "", "")]
+    spent = "" if took is None else f" {'in' if job.terminal else 'for'} {duration(took)}"
+    yield "status", [(word, table.STATUS_STYLE[word]), (spent, "")]
     if job.cancel_requested_at is not None:
         reason = f": {one_line(job.cancel_reason)}" if job.cancel_reason else ""
         yield "stop asked", [(_time(job.cancel_requested_at, now, local) + reason, "")]
@@ -233,9 +234,11 @@ def session_steps(state: State, session_id: str, limit: int) -> list[dict[str, A
 def step_rows(steps: Sequence[dict[str, Any]], width: int) -> list[list[table.Piece]]:
     """Commit, time and subject for a terminal; a transition's subject names job and states already."""
     rows: list[list[table.Piece]] = []
-    for step in steps:
-        when = from_text(step["time"]).astimezone()
-        stamp = when.strftime("%m-%d %H:%M:%S") + f".{when.microsecond // 1000:03d}"
+    times = [from_text(step["time"]).astimezone() for step in steps]
+    today = len({when.date() for when in times} | {datetime.now().astimezone().date()}) == 1
+    for step, when in zip(steps, times, strict=True):
+        # Git keeps whole seconds.
+        stamp = when.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
         style = table.STATUS_STYLE.get(step["status"] or "", "") if step["kind"] == "transition" else "dim"
         room = max(10, width - 7 - 2 - len(stamp) - 2)
         rows.append(

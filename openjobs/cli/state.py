@@ -155,7 +155,7 @@ class State:
         for job_id in list(error.candidates)[:8]:
             try:
                 job = self.store.get(job_id)
-                told.append(f"{job_id}  {job.status.value:<9}  {one_line(job.subject, 60)}")
+                told.append(f"{job_id}  {job.status.value:<9}  {one_line(job.subject, 28)}")
             except NotFound:
                 told.append(job_id)
         rest = list(error.candidates)[8:]

@@ -32,8 +32,9 @@ STATUS_STYLE = {
     "errored": "red",
     "cancelled": "yellow",
 }
-#: columns that are given to the subject last are dropped first where the terminal is narrow
+#: below so many columns of the terminal times and session make room for the subject
 NARROW = 60
+#: from here on there is room for the agent, too
 WIDE = 100
 
 
@@ -156,7 +157,7 @@ def _columns(jobs: Sequence[Job], width: int, spinner: str) -> list[Column]:
         ]
     if width >= WIDE:
         columns.append(Column("AGENT", lambda job, now: (one_line(job.agent_id), ""), limit=14))
-    if len({job.parent_session_id for job in jobs}) > 1:
+    if width >= NARROW and len({job.parent_session_id for job in jobs}) > 1:
         columns.append(Column("SESSION", lambda job, now: (job.parent_session_id, ""), limit=20))
     columns.append(Column("SUBJECT", lambda job, now: (one_line(job.subject), "")))
     return columns

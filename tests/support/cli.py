@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import pty
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 
 PATIENCE_S = 40.0
 ROOT = Path(__file__).parents[2]
@@ -84,6 +86,26 @@ class Cli:
 
     def json(self, *args: str | Path, code: int | None = 0, **options: Any) -> Any:
         return self.run(*args, "--json", code=code, **options).json
+
+    def inside(self, *args: str | Path, code: int | None = 0, env: Mapping[str, str] | None = None) -> Ended:
+        """As `run`, in this process: a tenth of the time, for what does not depend on the process."""
+        from openjobs.cli.app import run
+
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {"OPENJOBS_HOME": str(self.home), **(env or {})}.items():
+                patch.setenv(name, value)
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                try:
+                    ended = run([str(arg) for arg in args])
+                except SystemExit as left:
+                    ended = left.code if isinstance(left.code, int) else 1
+        said = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+        assert code is None or ended == code, f"openjobs {args} ended with {ended}:\n{said[0]}{said[1]}"
+        return Ended(ended, *said)
+
+    def json_inside(self, *args: str | Path, code: int | None = 0) -> Any:
+        return self.inside(*args, "--json", code=code).json
 
     def end_host(self) -> None:
         """Ask the home's host, if one lives, to leave; returns when it has."""
