@@ -131,7 +131,7 @@ def test_a_second_signal_ends_at_once() -> None:
 def test_a_hanging_disposer_does_not_keep_the_process() -> None:
     """What hangs is left behind when its share is used up; the providers still close."""
     code = """
-    with Launcher(deadline_s=0.5) as launcher:
+    with Launcher(deadline_s=2.0) as launcher:
         launcher.provide("store", object(), close("store"))
         launcher.on_close(lambda: time.sleep(600))
         say("ready")
@@ -147,7 +147,7 @@ def test_a_hanging_disposer_does_not_keep_the_process() -> None:
 def test_a_program_that_swallows_the_signal_is_closed_all_the_same() -> None:
     """After SIGTERM the watchdog does the shutdown for a main thread that does not come back, and ends the process."""
     code = """
-    with Launcher(deadline_s=0.5) as launcher:
+    with Launcher(deadline_s=2.0) as launcher:
         launcher.provide("store", object(), close("store"))
         while True:
             try:
