@@ -112,6 +112,17 @@ class Closed(Refused):
     """The runner or store is closed."""
 
 
+class KeeperFailed(Refused, OSError):
+    """The keeper of the command could not be started; the command did not run."""
+
+
+class RunRefused(Refused):
+    """This run's directory was used before, is in use, or is recorded as lost; nothing was started."""
+
+    #: "held", "used" or "lost"
+    why: str = ""
+
+
 class ForkedProcess(Refused):
     """This object belongs to the parent process; open the store again after a fork."""
 

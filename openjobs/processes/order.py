@@ -20,6 +20,8 @@ from collections.abc import Iterator
 BLOCK = 4096
 STREAMS = ("stdout", "stderr")
 _HEADER = struct.Struct(">QQ")
+_MAX_BYTES = 2**62
+_MAX_SHIFT = 35
 
 
 class OrderEncoder:
@@ -41,7 +43,10 @@ class OrderEncoder:
 
 
 class Order:
-    """An `order` file, open for reading; it may still grow. Reads one block at a time, whatever its size."""
+    """An `order` file, open for reading; it may still grow. Reads one block at a time, whatever its size.
+
+    Raises ValueError for bytes that no keeper wrote, where that is seen.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -87,6 +92,8 @@ class Order:
 
     def _base(self, block: int) -> tuple[int, int]:
         stdout, stderr = _HEADER.unpack(os.pread(self._fd, _HEADER.size, block * BLOCK))
+        if max(stdout, stderr) > _MAX_BYTES:
+            raise ValueError(f"block {block} of the order of output begins beyond any file")
         return stdout, stderr
 
     def _entries(self, block: int) -> Iterator[tuple[int, int]]:
@@ -94,6 +101,8 @@ class Order:
         for byte in os.pread(self._fd, BLOCK - _HEADER.size, block * BLOCK + _HEADER.size):
             value |= (byte & 0x7F) << shift
             shift += 7
+            if shift > _MAX_SHIFT:
+                raise ValueError(f"block {block} of the order of output has an entry without end")
             if byte < 0x80:
                 if value >> 1:
                     yield value & 1, value >> 1

@@ -6,6 +6,7 @@ the place in the mixed order is found by halving (order.py). Reading never creat
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,9 +60,10 @@ def read_output(run_dir: Path, stream: str = "mixed", offset: int = 0, limit: in
 
 
 class Streams:
-    """The files of a run, open for reading; `final` and all lengths are as of its making."""
+    """The files of a run, open for reading; `final` and all lengths are as of its making. Raises `Damaged`."""
 
     def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
         # The order matters: a keeper that is dead, or has recorded the end, writes no more.
         lives = keeper_lives(run_dir) and not is_lost(run_dir)
         self.record: ExitRecord | None = read_exit(run_dir)
@@ -78,18 +80,32 @@ class Streams:
             return self._ends[STREAMS.index(stream)]
         if self.final or self._fds[2] < 0:
             return sum(self._ends)
-        return Order(self._fds[2]).total()
+        with self._damage_named():
+            return Order(self._fds[2]).total()
 
     def read(self, stream: str, offset: int, limit: int) -> Iterator[tuple[str, bytes]]:
         """(stream, bytes) in order, at most `limit` bytes together."""
-        for index, start, length in self._places(stream, offset):
-            length = min(length, limit)
-            data = os.pread(self._fds[index], length, start) if length else b""
+        places = self._places(stream, offset)
+        while limit > 0:
+            with self._damage_named():
+                place = next(places, None)
+            if place is None:
+                return
+            index, start, length = place[0], place[1], min(place[2], limit)
+            data = os.pread(self._fds[index], length, start) if self._fds[index] >= 0 else b""
             if data:
                 yield STREAMS[index], data
-            limit -= len(data)
-            if limit <= 0 or len(data) < length:
+            if len(data) < length:
                 return
+            limit -= len(data)
+
+    @contextlib.contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError as error:
+            path = str(self._run_dir / layout.ORDER)
+            raise Damaged(f"{path}: {error}", path=path) from None
 
     def _places(self, stream: str, offset: int) -> Iterator[tuple[int, int, int]]:
         if stream != "mixed":

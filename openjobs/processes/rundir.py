@@ -75,33 +75,35 @@ def exit_record(value: Mapping[str, Any], swept: Mapping[str, Any] | None = None
     try:
         if value["version"] != 1:
             raise ValueError(f"exit records of version {value['version']!r} are not known here")
-        code, number = value["exit_code"], value["signal"]
-        if not all(v is None or type(v) is int for v in (code, number)):
-            raise ValueError("exit_code and signal are numbers or null")
         from_text(value["ended_at"])
-        remaining_count = int(value["remaining_count"])
-        leftovers = list(swept["leftovers"]) if swept is not None else [] if remaining_count == 0 else None
+        if value["started_at"] is not None:
+            from_text(value["started_at"])
+        remaining_count = _number(value["remaining_count"])
+        if swept is not None:
+            leftovers: Sequence[Mapping[str, Any]] | None = _named(swept["leftovers"])
+        else:
+            leftovers = [] if remaining_count == 0 else None
         return ExitRecord(
             task_id=str(value["task_id"]),
             keeper=from_json(value["keeper"]),
             child=from_json(value["child"]) if value["child"] is not None else None,
             started_at=value["started_at"],
             ended_at=value["ended_at"],
-            exit_code=code,
-            signal=number,
+            exit_code=_number(value["exit_code"]) if value["exit_code"] is not None else None,
+            signal=_number(value["signal"]) if value["signal"] is not None else None,
             stopped_by=str(value["stopped_by"]),
             reason=str(value["reason"]),
             error=str(value["error"]),
-            stdout_bytes=int(value["stdout_bytes"]),
-            stderr_bytes=int(value["stderr_bytes"]),
-            stdout_seen_bytes=int(value["stdout_seen_bytes"]),
-            stderr_seen_bytes=int(value["stderr_seen_bytes"]),
+            stdout_bytes=_number(value["stdout_bytes"]),
+            stderr_bytes=_number(value["stderr_bytes"]),
+            stdout_seen_bytes=_number(value["stdout_seen_bytes"]),
+            stderr_seen_bytes=_number(value["stderr_seen_bytes"]),
             truncated=bool(value["truncated"]),
-            remaining=list(value["remaining"]),
+            remaining=_named(value["remaining"]),
             remaining_count=remaining_count,
             leftovers=leftovers,
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an exit record: {error!r}") from None
 
 
@@ -196,6 +198,19 @@ def wait_for_exit(
             pause_s = min(pause_s * 2, 0.05)
 
 
+def wait_gone(run_dir: Path, *, timeout_s: float) -> bool:
+    """Whether the run's keeper left within the time: then its tree has ended, too, or `swept.json` names who has
+    not, unless the keeper was killed."""
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.002
+    while keeper_lives(run_dir):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 0.05)
+    return True
+
+
 @attrs.frozen(kw_only=True, slots=True)
 class Burial:
     """What was found out about a run without a keeper."""
@@ -260,6 +275,18 @@ def _identity_of_living_keeper(run_dir: Path) -> Identity | None:
     return None
 
 
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise ValueError(f"{value!r} is not a number that a keeper writes")
+    return value
+
+
+def _named(value: object) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(member, dict) for member in value):
+        raise ValueError("members of a tree are a list of objects")
+    return value
+
+
 def _identity(value: object) -> Identity | None:
     try:
         return from_json(value)
@@ -282,7 +309,7 @@ def _read(path: Path, *, strict: bool = True) -> dict[str, Any] | None:
         value = json.loads(data)
         if isinstance(value, dict):
             return value
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     if strict:
         raise Damaged(f"{path} is not what a keeper writes", path=str(path))

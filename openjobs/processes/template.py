@@ -21,7 +21,7 @@ from typing import Any
 
 import attrs
 
-from ..errors import Closed, ForkedProcess, InvalidInput, Refused
+from ..errors import Closed, ForkedProcess, InvalidInput, KeeperFailed, RunRefused
 from . import layout
 from .identity import Identity, from_json
 from .rundir import ExitRecord, exit_record, read_exit
@@ -29,17 +29,6 @@ from .rundir import ExitRecord, exit_record, read_exit
 #: how long a keeper may take to answer; a machine under load is slow, a keeper that waits for a lock takes 5 s
 ANSWER_TIMEOUT_S = 60.0
 _HERE = Path(__file__).parent
-
-
-class KeeperFailed(Refused, OSError):
-    """The keeper of the command could not be started; the command did not run."""
-
-
-class RunRefused(Refused):
-    """The keeper refused: this run's directory was used before, is in use, or is recorded as lost. Nothing ran."""
-
-    #: "held", "used" or "lost"
-    why: str = ""
 
 
 @attrs.frozen(kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from openjobs.processes import rundir, tree
 from openjobs.processes.identity import Identity, PortableSystem, System, this_system
 from openjobs.processes.template import Template
 from tests.support import eventually
-from tests.support.processes import RELAXED, marked, request, settle, this_task
+from tests.support.processes import RELAXED, faulty_template, marked, request, settle, this_task
 
 BOUND_S = 20.0
 ROOT = Path(__file__).parents[2]
@@ -26,6 +26,13 @@ TREES = 50
 @pytest.fixture
 def template() -> Iterator[Template]:
     with Template() as template:
+        yield template
+
+
+@pytest.fixture
+def portable() -> Iterator[Template]:
+    """Keepers as on systems without /proc, pidfd and subreaper."""
+    with faulty_template(portable=True) as template:
         yield template
 
 
@@ -129,6 +136,31 @@ def test_a_tree_without_its_keeper_is_ended_by_who_buries_it(seed: int, tmp_path
     burial = settle(run_dir, grace_s=0.05)
     assert (burial.record, burial.may_have_run, burial.leftovers) == (None, True, [])
     assert marked() == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_keepers_of_other_systems_end_their_trees(seed: int, tmp_path: Path, portable: Template) -> None:
+    """Without a subreaper the mark finds the orphans; on its own end the rest is swept, on request all of it."""
+    grower = Grower(200 + seed, tmp_path)
+    root = grower.grow()
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    command = ["sh", str(root)] if seed % 2 else ["sh", "-c", f"(sh {root} &) ; sleep 0.3; echo hi; exit 4"]
+    with portable.start(run_dir, request(command, grace_s=0.1)) as started:
+        child = started.go()
+        assert child == rundir.child_identity(run_dir)
+        assert child == PortableSystem().identify(child.pid)
+        eventually(lambda: len(grower.pids()) == grower.nodes or started.wait(0) is not None)
+        if seed % 2:
+            assert rundir.request_stop(run_dir, disk=RELAXED, system=PortableSystem())
+        record = started.wait(BOUND_S)
+        assert record is not None
+        assert (record.exit_code, record.stopped_by) == (4, "exit") or record.stopped_by in ("term", "kill")
+        assert started.wait_gone(BOUND_S)
+    assert marked() == []
+    record = rundir.read_exit(run_dir)
+    assert record is not None
+    assert record.leftovers == []
 
 
 def test_other_systems_find_and_end_a_tree_by_its_mark(tmp_path: Path, system: System) -> None:

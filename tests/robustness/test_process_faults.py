@@ -15,20 +15,23 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import attrs
 import psutil
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from openjobs.errors import Damaged, KeeperFailed, RunRefused
 from openjobs.processes import layout, rundir
 from openjobs.processes import template as template_module
 from openjobs.processes.command import run_command
 from openjobs.processes.identity import Identity, LinuxSystem, PortableSystem, System, from_json, this_system
 from openjobs.processes.output import read_output
-from openjobs.processes.template import KeeperFailed, Run, RunRefused, Template
+from openjobs.processes.template import Run, Template
 from tests.support import eventually
-from tests.support.processes import RELAXED, marked, request, settle, traced
+from tests.support.processes import RELAXED, faulty_template, marked, request, settle, traced
 
 BOUND_S = 20.0
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -40,8 +43,7 @@ def template() -> Iterator[Template]:
 @pytest.fixture
 def faulty() -> Iterator[Template]:
     """A template whose keepers fail where the request says."""
-    program = str(ROOT / "tests" / "support" / "faulty_template.py")
-    with Template(program=[sys.executable, "-I", "-S", program, str(ROOT / "openjobs"), ""]) as template:
+    with faulty_template() as template:
         yield template
 
 
@@ -363,3 +365,75 @@ def test_short_commands_leave_nothing_behind(tmp_path: Path, template: Template,
     assert memory() - rss < 4 * 2**20
     assert template.pid is not None
     eventually(lambda: psutil.Process(template.pid).children(recursive=True) == [])
+
+
+# --- files that no keeper wrote ----------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = {field.name for field in attrs.fields(rundir.ExitRecord)} | {"version", "remaining_count"}
+
+
+@given(
+    record=st.binary(max_size=200)
+    | st.dictionaries(st.sampled_from(sorted(FIELDS)), JSON).map(lambda value: json.dumps(value).encode()),
+    changed=st.dictionaries(st.sampled_from(sorted(FIELDS)), JSON),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+def test_any_record_is_read_or_called_damaged(record: bytes, changed: dict[str, object], tmp_path: Path) -> None:
+    """Garbage, parts of a record, and a good record with fields of other kinds: a typed error or a whole record."""
+    good = {
+        "version": 1,
+        "task_id": "t",
+        "keeper": {"pid": 5, "start": 6, "boot": "b"},
+        "child": None,
+        "started_at": None,
+        "ended_at": "2026-01-01T00:00:00.000Z",
+        "exit_code": 0,
+        "signal": None,
+        "stopped_by": "exit",
+        "reason": "",
+        "error": "",
+        "stdout_bytes": 0,
+        "stderr_bytes": 0,
+        "stdout_seen_bytes": 0,
+        "stderr_seen_bytes": 0,
+        "truncated": False,
+        "remaining": [],
+        "remaining_count": 0,
+    }
+    for data in (record, json.dumps({**good, **changed}).encode(), record[:100] * 1000, b'{"a":' * 50_000):
+        (tmp_path / layout.EXIT).write_bytes(data)
+        (tmp_path / layout.KEEPER).write_bytes(data)
+        (tmp_path / layout.STARTED).write_bytes(data)
+        rundir.keeper_identity(tmp_path)
+        rundir.child_identity(tmp_path)
+        try:
+            found = rundir.read_exit(tmp_path)
+        except Damaged:
+            continue
+        assert isinstance(found, rundir.ExitRecord)
+        read_output(tmp_path)
+
+
+@given(order=st.binary(max_size=9000), stdout=st.binary(max_size=50), offset=st.integers(0, 2**63), final=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+def test_any_order_is_read_or_called_damaged(
+    order: bytes, stdout: bytes, offset: int, final: bool, tmp_path: Path
+) -> None:
+    """Bytes that are no order of output never give more than is there, and no other error than `Damaged`."""
+    (tmp_path / layout.ORDER).write_bytes(order)
+    (tmp_path / layout.STDOUT).write_bytes(stdout)
+    (tmp_path / layout.STDERR).write_bytes(b"e" * 10)
+    if final:
+        (tmp_path / layout.STARTED).write_bytes(b"{}")
+    else:
+        (tmp_path / layout.STARTED).unlink(missing_ok=True)
+    for start in (0, offset % 70, offset):
+        try:
+            assert len(read_output(tmp_path, "mixed", start, 60).data) <= 60
+        except Damaged:
+            pass

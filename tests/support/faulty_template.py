@@ -2,6 +2,7 @@
 
 The command's environment says how: FAULT_LINE=n kills the keeper before the n-th line that it runs in keeper.py or
 disk.py after it has read its request; FAULT_EFFECT=n, FAULT_TIMES=m make effects n to n+m-1 on its disk fail.
+With a second argument, the directory of psutil, keepers are as on systems without /proc, pidfd and subreaper.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ def main() -> None:
         template_main._bare_package(f"openjobs.{name}", os.path.join(root, name))
     import socket
 
-    from openjobs.processes import keeper
+    from openjobs.processes import identity, keeper
+
+    if sys.argv[2]:
+        sys.path.append(sys.argv[2])
+        identity.this_system = identity.PortableSystem  # type: ignore[assignment]
+        keeper._become_subreaper = lambda: False
 
     read = keeper.Keeper._read_request
 

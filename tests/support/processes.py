@@ -7,15 +7,26 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
+import openjobs.processes
 from openjobs.durable import Disk
 from openjobs.processes import rundir
 from openjobs.processes.identity import this_system
-from openjobs.processes.template import Request, argv_of
+from openjobs.processes.template import Request, Template, argv_of
 from openjobs.processes.tree import TASK_VARIABLE
 
 from .polling import eventually
 
 RELAXED = Disk(durable=False)
+
+
+def faulty_template(*, portable: bool = False) -> Template:
+    """Its keepers fail where the request's environment says (faulty_template.py); `portable`: as on other systems."""
+    program = str(Path(__file__).with_name("faulty_template.py"))
+    package = str(Path(openjobs.processes.__file__).parents[1])
+    psutil_home = str(Path(psutil.__file__).parents[1]) if portable else ""
+    return Template(program=[sys.executable, "-I", "-S", program, package, psutil_home])
 
 
 def this_task() -> str:
