@@ -11,6 +11,7 @@ blocks before it never arrived); each name change or not.
 
 from __future__ import annotations
 
+import enum
 import errno
 import itertools
 import os
@@ -42,12 +43,30 @@ def joined(data: Buffers) -> bytes:
     return bytes(data) if isinstance(data, bytes | bytearray | memoryview) else b"".join(bytes(b) for b in data)
 
 
-class RecordingDisk(Disk):
-    """The real disk; `effects` is what happened, in order, and `note` puts an acknowledgement among it."""
+class Fate(enum.Enum):
+    OPEN = "may be on the disk, and a sync brings it there"
+    SYNCED = "is on the disk"
+    DROPPED = "may be on the disk, and no sync brings it there any more"
 
-    def __init__(self, root: Path) -> None:
-        super().__init__()
+
+@attrs.define
+class _Write:
+    effect: Effect
+    fate: Fate = Fate.OPEN
+
+
+class RecordingDisk(Disk):
+    """The real disk; `effects` is what happened, in order, and `note` puts an acknowledgement among it.
+
+    The sync of a file's bytes number `fail_sync` (from 0) fails, and as a kernel does that has dropped the
+    pages, later syncs of that file say yes and do not bring back what was written before.
+    """
+
+    def __init__(self, root: Path, *, fail_sync: int | None = None) -> None:
+        super().__init__(durable=False)  # what a sync does is in the model
         self.root = root
+        self.syncs = 0
+        self.fail_sync = fail_sync
         self.effects: list[Effect] = []
         self.base: dict[str, bytes] = {}
         self._numbers = itertools.count(1)
@@ -100,12 +119,20 @@ class RecordingDisk(Disk):
         self.effects.append(Effect("truncate", self._fds[fd], offset=length))
 
     def sync(self, fd: int) -> None:
+        self._fail_or_not(fd)
         super().sync(fd)
         self.effects.append(Effect("sync", self._fds[fd]))
 
     def sync_data(self, fd: int) -> None:
+        self._fail_or_not(fd)
         super().sync_data(fd)
         self.effects.append(Effect("sync", self._fds[fd]))
+
+    def _fail_or_not(self, fd: int) -> None:
+        number, self.syncs = self.syncs, self.syncs + 1
+        if number == self.fail_sync:
+            self.effects.append(Effect("failed_sync", self._fds[fd]))
+            raise OSError(errno.EIO, "the sync failed")
 
     def sync_dir(self, path: AnyPath) -> None:
         super().sync_dir(path)
@@ -139,11 +166,14 @@ class CrashState:
             path.chmod(0o600)
 
 
-def crash_states(disk: RecordingDisk, *, only_beginnings: Iterable[str] = ()) -> Iterator[CrashState]:
-    """Every tree that a power cut may leave, at every moment. Files that ever had a name in `only_beginnings`
-    arrive in the order of their writes (file systems that make a file longer only after its data)."""
+def crash_states(disk: RecordingDisk, *, only_beginnings: Iterable[str] = (), since: int = 0) -> Iterator[CrashState]:
+    """Every tree that a power cut may leave, at every moment after `since` effects.
+
+    Files that ever had a name in `only_beginnings` arrive in the order of their writes (file systems that
+    make a file longer only after its data).
+    """
     beginnings = frozenset(only_beginnings)
-    for moment in range(len(disk.effects) + 1):
+    for moment in range(since, len(disk.effects) + 1):
         seen: set[tuple[tuple[str, bytes], ...]] = set()
         notes = [effect.path for effect in disk.effects[:moment] if effect.kind == "note"]
         for files in _at(disk, disk.effects[:moment], beginnings):
@@ -154,18 +184,31 @@ def crash_states(disk: RecordingDisk, *, only_beginnings: Iterable[str] = ()) ->
                 yield CrashState(moment, notes, files)
 
 
+def distinct(disk: RecordingDisk, *, only_beginnings: Iterable[str] = ()) -> Iterator[CrashState]:
+    """`crash_states`, each tree once, for the last moment at which it is possible: most was acknowledged
+    then. From the failed sync on, where there is one: what can happen before it is the same in every run."""
+    failures = [number for number, effect in enumerate(disk.effects) if effect.kind == "failed_sync"]
+    since = failures[0] if failures else 0
+    states = crash_states(disk, only_beginnings=only_beginnings, since=since)
+    yield from {tuple(sorted(state.files.items())): state for state in states}.values()
+
+
 def _at(disk: RecordingDisk, effects: Sequence[Effect], beginnings: frozenset[str]) -> Iterator[dict[str, bytes]]:
     names = disk.base_inodes
     contents = {names[name]: data for name, data in disk.base.items()}
     known = {inode: {name} for name, inode in names.items()}
-    unsynced: dict[int, list[Effect]] = {}
+    unsynced: dict[int, list[_Write]] = {}
     renaming: list[Effect] = []
     for effect in effects:
         if effect.kind in ("write", "truncate"):
-            unsynced.setdefault(effect.inode, []).append(effect)
-        elif effect.kind == "sync":
-            for earlier in unsynced.pop(effect.inode, []):
-                contents[effect.inode] = _applied(contents.get(effect.inode, b""), earlier)
+            unsynced.setdefault(effect.inode, []).append(_Write(effect))
+        elif effect.kind in ("sync", "failed_sync"):
+            todo = unsynced.get(effect.inode, [])
+            for write in todo:
+                if write.fate is Fate.OPEN:
+                    write.fate = Fate.SYNCED if effect.kind == "sync" else Fate.DROPPED
+            while todo and todo[0].fate is Fate.SYNCED:
+                contents[effect.inode] = _applied(contents.get(effect.inode, b""), todo.pop(0).effect)
         elif effect.kind == "sync_dir":
             done = [e for e in renaming if str(Path(e.path).parent) == effect.path]
             renaming = [e for e in renaming if e not in done]
@@ -202,15 +245,19 @@ def _renamed(names: dict[str, int], effects: Sequence[Effect]) -> dict[str, int]
     return names
 
 
-def _contents(base: bytes, todo: Sequence[Effect], beginnings: bool) -> Iterator[bytes]:
-    if beginnings:
-        for effect in todo:
-            yield from _partly(base, effect, beginnings)
-            base = _applied(base, effect)
+def _contents(base: bytes, todo: Sequence[_Write], beginnings: bool) -> Iterator[bytes]:
+    if beginnings and all(write.fate is Fate.OPEN for write in todo):
+        yield base
+        for write in todo:
+            yield from _partly(base, write.effect, beginnings)
+            base = _applied(base, write.effect)
         return
     states = [base]
-    for effect in todo:
-        states = [after for before in states for after in _partly(before, effect, beginnings)]
+    for write in todo:
+        if write.fate is Fate.SYNCED:
+            states = [_applied(before, write.effect) for before in states]
+        else:
+            states = [after for before in states for after in _partly(before, write.effect, beginnings)]
     yield from dict.fromkeys(states)
 
 
@@ -243,7 +290,7 @@ class _CountingDisk(Disk):
     """Calls `_before` for every effect with what a write would still have to write."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(durable=False)  # neither a kill nor an error depends on what has reached the disk
         self.count = 0
 
     def _before(self, fd: int | None = None, data: bytes = b"") -> None:
