@@ -663,3 +663,18 @@ def test_durable_and_relaxed_leave_the_same_files(tmp_path: Path, template: Temp
         layout.ORDER,
         layout.EXIT,
     }
+
+
+def test_a_run_of_an_old_version_can_be_read_for_ever() -> None:
+    """The directory that version 1 left: its record, what was swept, both streams and their order."""
+    run_dir = ROOT / "fixtures" / "runs" / "v1"
+    record = rundir.read_exit(run_dir)
+    assert record is not None
+    assert (record.exit_code, record.signal, record.stopped_by, record.ran) == (3, None, "exit", True)
+    assert ([m["name"] for m in record.remaining], record.leftovers) == (["sleep"], [])
+    assert record.started_at == "2026-11-29T22:27:57.173Z"
+    assert record.child == rundir.child_identity(run_dir)
+    assert record.keeper == rundir.keeper_identity(run_dir)
+    whole = read_output(run_dir)
+    assert (whole.data, whole.eof, whole.truncated) == (b"one\ntwo\nthree\n", True, False)
+    assert read_output(run_dir, "stderr").data == b"two\n"
