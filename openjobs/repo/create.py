@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ..durable import Disk, FileLock
-from ..errors import OutcomeUnknown, SessionExists, StoreWriteFailed
+from ..errors import OpenJobsError, OutcomeUnknown, SessionExists, StoreWriteFailed
 from . import message
 from .draft import AUTHOR, Draft, Head
 from .index import Index, make_entry, mode_of
@@ -76,16 +76,16 @@ def create(
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}.tmp")
     lock = FileLock(temporary / ".git" / "openjobs" / "lock", disk)
     try:
-        try:
-            _make(temporary, disk, lock, files, subject, trailers, now)
-            disk.rename(temporary, path)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and os.path.lexists(path):
-                raise SessionExists(f"{path} exists already") from None
-            raise StoreWriteFailed(f"nothing was created: {error}", errno=error.errno) from error
-    except BaseException:
+        _make(temporary, disk, lock, files, subject, trailers, now)
+        _move(temporary, path, disk)
+    except BaseException as error:
         _remove(temporary, disk)
-        raise
+        if not isinstance(error, OSError) or isinstance(error, OpenJobsError):
+            raise
+        if os.path.lexists(path):
+            # Somebody else won; perhaps he has already swept ours away.
+            raise SessionExists(f"{path} exists already") from None
+        raise StoreWriteFailed(f"nothing was created: {error}", errno=error.errno) from error
     finally:
         lock.release()
     try:
@@ -93,6 +93,15 @@ def create(
     except OSError as error:
         raise OutcomeUnknown(f"{path}: {error}", errno=error.errno) from error
     _sweep(path, disk)
+
+
+def _move(temporary: Path, path: Path, disk: Disk) -> None:
+    try:
+        disk.rename(temporary, path)
+    except OSError as error:
+        if not os.path.lexists(temporary):
+            raise OutcomeUnknown(f"{path}: {error}", errno=error.errno) from error
+        raise
 
 
 def _make(
@@ -107,7 +116,8 @@ def _make(
     disk.mkdir(root)
     for directory in _DIRECTORIES:
         disk.mkdir(root / directory)
-    lock.try_acquire()
+    if not lock.try_acquire():
+        raise FileNotFoundError(errno.ENOENT, "swept by another process", str(root))
     git_dir = root / ".git"
     objects = ObjectStore(git_dir)
     objects.rolling = RollingPack()

@@ -183,10 +183,12 @@ def _parse(raw: bytes) -> dict[Key, bytes]:
             name = raw[at:zero]
             at = start + ((zero - start + 8) & ~7)
             entry = raw[start:at]
-        if at > end or not name:
+        if at > end:
             raise ValueError(f"the entry at byte {start} is wrong")
         entries[key_of(name, flags >> 12 & 3)] = entry
     _check_extensions(raw, at, end)
+    if any(len(key) == 2 for key in entries):
+        raise ValueError("an entry has no name")
     return entries
 
 

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import itertools
 import os
+import stat
 import struct
 import threading
 import zlib
@@ -42,6 +43,7 @@ _CACHE_BYTES = 8 << 20
 _CACHED_TREES = 64
 #: what a `.keep` file of ours says; anything else in one means that the pack is somebody else's
 KEEP_TEXT = b"openjobs\n"
+KEEP_MODE = 0o400
 
 #: errors that say something about the file, not about this process
 _UNREADABLE = frozenset({errno.EIO, errno.ELOOP, errno.EISDIR})
@@ -77,11 +79,21 @@ class PackFile:
         return self._fanout()[255]
 
     def is_ours(self) -> bool:
-        """Whether our own maintenance may replace it."""
+        """Whether our own maintenance may replace it.
+
+        Of the mode that we give it and with the beginning of our text it is ours too: the power went
+        before the text was written. git makes its own with 0600.
+        """
         try:
-            return read_file(self.base + ".keep", 64) == KEEP_TEXT
+            fd = open_file(self.base + ".keep")
         except OSError:
             return False
+        try:
+            text = read_all(fd, 64)
+            torn = KEEP_TEXT.startswith(text.rstrip(b"\0")) and stat.S_IMODE(os.fstat(fd).st_mode) == KEEP_MODE
+            return text == KEEP_TEXT or torn
+        finally:
+            os.close(fd)
 
     def _fanout(self) -> tuple[int, ...]:
         if self._fan is None:

@@ -22,14 +22,14 @@ import attrs
 from ..durable import Disk
 from ..errors import Damaged
 from .files import read_file
-from .objects import KEEP_TEXT, ObjectStore, PackFile
+from .objects import KEEP_MODE, KEEP_TEXT, ObjectStore, PackFile
 from .packs import EncodedPack, Entry, RollingPack, encode_index
 from .scratch import Scratch
 
 #: a rolling pack is sealed at this many commits or bytes
 SEAL_COMMITS = 32
 SEAL_BYTES = 1 << 20
-_MODE = 0o400
+_MODE = KEEP_MODE
 #: how many of the newest packs are looked at for one to go on with
 _LOOK_AT = 4
 

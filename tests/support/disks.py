@@ -116,7 +116,9 @@ class FaultyDisk(RecordingDisk):
                 self._left = 1
             self.failed.append(self.effects[-1])
             if self._late:
-                act()
+                done = act()
+                if isinstance(done, int) and name in ("create", "open"):
+                    os.close(done)
             elif torn is not None:
                 torn()
             raise OSError(self._errno, os.strerror(self._errno))

@@ -243,11 +243,13 @@ def test_views_and_logs_may_be_read_by_other_threads(repository: Repository) -> 
     threads = [threading.Thread(target=guarded(read, wrong)) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for n in range(100):
-        repository.transact([put(a=b"%d" % n, b=b"%d" % n)])
-    stop.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for n in range(100):
+            repository.transact([put(a=b"%d" % n, b=b"%d" % n)])
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     assert wrong == []
 
 

@@ -1,0 +1,826 @@
+"""Our repository beside real git: what git thinks of it, and what both do to each other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import dulwich.repo
+import pytest
+
+from openjobs import errors
+from openjobs.durable import Disk, FileLock
+from openjobs.repo import Change, GitRepository, RepositoryBusy, Transaction, View
+from tests.support import git
+from tests.support.disks import RecordingDisk
+
+NOW = datetime(2026, 5, 6, 7, 8, 9, tzinfo=UTC)
+FILES = {"meta.json": b"{}\n", "jobs.json": b"start\n", "history/00/0000.jsonl": b"line\n" * 200}
+
+
+def append(text: str, path: str = "jobs.json", *more: str) -> Transaction:
+    def change(view: View) -> Change:
+        files = {name: (view.read(name) or b"") + text.encode() + b"\n" for name in (path, *more)}
+        return Change(files=files, subject=text, trailers=(("Openjobs-Kind", "test"),))
+
+    return change
+
+
+def lines(repository: GitRepository, path: str = "jobs.json") -> list[str]:
+    return (repository.view().read(path) or b"").decode().splitlines()
+
+
+def patiently(repository: GitRepository, transaction: Transaction) -> None:
+    """A process that is being started holds a copy of our flock for the moment between fork and exec."""
+    for _ in range(200):
+        try:
+            repository.transact([transaction])
+            return
+        except RepositoryBusy:
+            time.sleep(0.005)
+    raise AssertionError("the repository was never free")
+
+
+def packs(repository: GitRepository, end: str = "pack") -> list[str]:
+    return sorted(path.name for path in (repository.path / ".git" / "objects" / "pack").glob(f"*.{end}"))
+
+
+def healthy(repository: GitRepository, *, clean: bool = True) -> None:
+    """git finds nothing wrong, and neither do we."""
+    git("fsck", "--strict", "--full", "--no-dangling", cwd=repository.path)
+    if clean:
+        assert repository.check() == []
+        assert git("status", "--porcelain", cwd=repository.path) == ""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Iterator[GitRepository]:
+    made = GitRepository.create(tmp_path / "repo", Disk(durable=False), FILES, now=NOW)
+    yield made
+    made.close()
+
+
+def test_git_sees_an_ordinary_repository(repository: GitRepository) -> None:
+    """log, status, reflog, show, blame and fsck work as in any other."""
+    repository.transact([append("one"), append("two", "jobs.json", "jobs/00/0000.json")], now=NOW)
+    repository.transact([append("three")], now=NOW)
+    healthy(repository)
+    assert git("log", "--format=%an <%ae>|%cn|%cI|%s", cwd=repository.path).splitlines() == [
+        f"openjobs <openjobs@localhost>|openjobs|2026-05-06T07:08:09+00:00|{subject}"
+        for subject in ("three", "two", "one", "session created")
+    ]
+    assert git("log", "-1", "--format=%(trailers:key=Openjobs-Kind,valueonly)", cwd=repository.path) == "test\n"
+    assert git("show", "HEAD~1:jobs.json", cwd=repository.path) == "start\none\ntwo"
+    assert git("reflog", "--format=%gs", cwd=repository.path).splitlines() == [
+        "commit: three",
+        "commit: 2 changes, last: two",
+        "commit (initial): session created",
+    ]
+    assert len(git("blame", "jobs.json", cwd=repository.path).splitlines()) == 4
+    assert git("rev-parse", "--abbrev-ref", "HEAD", cwd=repository.path) == "main"
+
+
+def test_a_clone_has_everything(repository: GitRepository, tmp_path: Path) -> None:
+    """Through the protocol, so git has repacked all of it."""
+    for number in range(70):
+        repository.transact([append(f"n{number}")])
+    git("clone", "-q", "--no-local", repository.path, tmp_path / "clone", cwd=tmp_path)
+    assert (tmp_path / "clone" / "jobs.json").read_text().splitlines() == lines(repository)
+    git("fsck", "--strict", cwd=tmp_path / "clone")
+
+
+def test_every_version_can_be_read_by_dulwich(repository: GitRepository) -> None:
+    """All 200 commits, through sealed and rolling packs."""
+    for number in range(20):
+        repository.transact([append(f"{number}.{k}") for k in range(10)])
+    with dulwich.repo.Repo(str(repository.path)) as other:
+        entries = list(other.get_walker())
+        assert len(entries) == 201
+        sizes = [len(other[other[entry.commit.tree][b"jobs.json"][1]].data) for entry in entries]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_effects_come_in_the_order_of_the_protocol(tmp_path: Path) -> None:
+    """`.keep` before the pack, pack before work tree, index before branch, and each synced before it counts."""
+    disk = RecordingDisk()
+    repository = GitRepository.create(tmp_path / "repo", disk, FILES)
+    repository.transact([append("warm")])
+    disk.effects.clear()
+    repository.transact([append("one")])
+    seen = [(effect.name, effect.target.removeprefix(str(repository.path) + "/")) for effect in disk.effects]
+    short = [(name, "pack" + target[-5:] if "pack-" in target else target) for name, target in seen]
+    scratch, pack = ".git/openjobs/scratch", ".git/objects/pack"
+    assert [(name, target.replace(f"{pack}/", "")) for name, target in short] == [
+        ("open", ".git/openjobs/lock"),
+        ("create", ".git/index.lock"),
+        ("write", ".git/index.lock"),
+        ("create", "pack.keep"),
+        ("write", "pack.keep"),
+        ("create", f"{scratch}/pack"),
+        ("write", f"{scratch}/pack"),
+        ("sync", f"{scratch}/pack"),
+        ("create", f"{scratch}/idx"),
+        ("write", f"{scratch}/idx"),
+        ("sync", f"{scratch}/idx"),
+        ("rename", "pack.pack"),
+        ("rename", "pack" + seen[12][1][-5:]),
+        ("sync_dir", pack),
+        ("create", f"{scratch}/work"),
+        ("write", f"{scratch}/work"),
+        ("rename", "jobs.json"),
+        ("create", f"{scratch}/index"),
+        ("write", f"{scratch}/index"),
+        ("sync", f"{scratch}/index"),
+        ("rename", ".git/index"),
+        ("create", ".git/refs/heads/main.lock"),
+        ("write", ".git/refs/heads/main.lock"),
+        ("sync", ".git/refs/heads/main.lock"),
+        ("rename", ".git/refs/heads/main"),
+        ("sync_dir", ".git/refs/heads"),
+        ("open", ".git/logs/refs/heads/main"),
+        ("write", ".git/logs/refs/heads/main"),
+        ("open", ".git/logs/HEAD"),
+        ("write", ".git/logs/HEAD"),
+        ("unlink", ".git/index.lock"),
+        *[("unlink", target.replace(f"{pack}/", "")) for name, target in short[31:]],
+    ]
+    assert seen[12][1].endswith(".idx")
+    repository.close()
+
+
+def test_the_rolling_pack_keeps_the_number_of_packs_small(repository: GitRepository) -> None:
+    """One at a time: one pack per 32 commits, one that was just replaced, and joined ones; never fifty."""
+    most = 0
+    for number in range(250):
+        repository.transact([append(f"n{number}")])
+        most = max(most, len(packs(repository)))
+    assert most <= 12
+    healthy(repository)
+    assert packs(repository, "keep") == [name.replace(".pack", ".keep") for name in packs(repository)]
+
+
+def test_many_batches_stay_under_fifty_packs(repository: GitRepository) -> None:
+    """Batches that seal a pack each time are joined in levels."""
+    for number in range(60):
+        repository.transact([append(f"{number}.{k}", f"p{k % 5}") for k in range(33)])
+    assert len(packs(repository)) <= 50
+    repository.maintain()
+    assert len(packs(repository)) <= 20
+    healthy(repository)
+    assert len(list(repository.log())) == 60 * 33 + 1
+
+
+def test_the_rolling_pack_is_gone_on_with_after_a_restart(tmp_path: Path) -> None:
+    """Processes that make one commit each leave one pack, not one per process."""
+    GitRepository.create(tmp_path / "repo", Disk(durable=False), FILES).close()
+    for number in range(20):
+        repository = GitRepository(tmp_path / "repo", Disk(durable=False))
+        repository.transact([append(f"n{number}")])
+        repository.close()
+    assert len(packs(repository)) <= 2
+    healthy(repository)
+
+
+def test_two_processes_worth_of_repositories_take_turns(repository: GitRepository) -> None:
+    """Two objects on one directory, as two processes would have: each sees the other's commits, one pack stays."""
+    other = GitRepository(repository.path, Disk(durable=False))
+    for number in range(40):
+        (repository, other)[number % 2].transact([append(f"n{number}")])
+    assert lines(other) == ["start", *(f"n{n}" for n in range(40))]
+    assert len(packs(repository)) <= 4
+    healthy(repository)
+    other.close()
+
+
+def test_small_steps_cost_small_bytes(repository: GitRepository) -> None:
+    """A row changed in a 50 KB page costs a delta, not the page: 1,000 commits in batches stay under 2 KB each."""
+    rows = [os.urandom(290).hex().encode() for _ in range(84)]
+
+    def change(number: int) -> Transaction:
+        def apply(view: View) -> Change:
+            rows[number % 84] = os.urandom(290).hex().encode()
+            return Change(files={"jobs.json": b"\n".join(rows)}, subject=f"n{number}")
+
+        return apply
+
+    for batch in range(20):
+        repository.transact([change(batch * 50 + k) for k in range(50)])
+    size = sum(path.stat().st_size for path in (repository.path / ".git" / "objects" / "pack").iterdir())
+    assert size < 1000 * 2000
+    assert [path for path in (repository.path / ".git" / "objects").iterdir() if len(path.name) == 2] == []
+    healthy(repository)
+
+
+# --- commits of others ---------------------------------------------------------------------------------
+
+
+def test_a_foreign_commit_is_the_new_head(repository: GitRepository) -> None:
+    """Transactions see what git committed, and our commit is on top of it."""
+    repository.transact([append("one")])
+    (repository.path / "notes.md").write_text("mine\n")
+    (repository.path / "jobs.json").write_text("start\none\nby hand\n")
+    git("add", ".", cwd=repository.path)
+    git("commit", "-qm", "foreign", cwd=repository.path)
+    assert lines(repository) == ["start", "one", "by hand"]
+    repository.transact([append("two")])
+    assert lines(repository) == ["start", "one", "by hand", "two"]
+    assert repository.kept_aside == ()
+    assert git("log", "--format=%s", cwd=repository.path).splitlines()[:3] == ["two", "foreign", "one"]
+    assert (repository.path / "notes.md").read_text() == "mine\n"
+    healthy(repository)
+
+
+def test_a_branch_that_moves_at_the_last_moment_is_not_overwritten(repository: GitRepository) -> None:
+    """Step 6 finds another head: nothing of the first attempt is left, and the transaction is asked again."""
+    repository.transact([append("one")])
+    moved: list[str] = []
+
+    def move() -> None:
+        """A foreign commit by plumbing, which needs no index.lock."""
+        if not moved:
+            blob = git("hash-object", "-w", "--stdin", cwd=repository.path, stdin=b"start\none\nforeign\n")
+            env = {"GIT_INDEX_FILE": str(repository.path / ".git" / "other-index")}
+            git("read-tree", "HEAD", cwd=repository.path, env=env)
+            git("update-index", "--cacheinfo", f"100644,{blob},jobs.json", cwd=repository.path, env=env)
+            git("update-index", "--add", "--cacheinfo", f"100644,{blob},extra", cwd=repository.path, env=env)
+            tree = git("write-tree", cwd=repository.path, env=env)
+            commit = git("commit-tree", tree, "-p", "HEAD", "-m", "foreign", cwd=repository.path)
+            git("update-ref", "refs/heads/main", commit, cwd=repository.path)
+            moved.append(commit)
+
+    seen: list[bytes | None] = []
+
+    def change(view: View) -> Change:
+        seen.append(view.read("jobs.json"))
+        if view.read("extra"):
+            return Change(files={"jobs.json": (view.read("jobs.json") or b"") + b"ours\n"}, subject="ours")
+        return Change(files={"only-first": b"x", "jobs.json": b"first attempt"}, subject="ours")
+
+    [outcome] = repository.transact([change], before_publish=move)
+    assert seen == [b"start\none\n", b"start\none\nforeign\n"]
+    assert outcome.error is None
+    assert lines(repository) == ["start", "one", "foreign", "ours"]
+    assert not (repository.path / "only-first").exists()
+    assert git("log", "--format=%s", cwd=repository.path).splitlines()[:3] == ["ours", "foreign", "one"]
+    assert git("ls-files", "only-first", cwd=repository.path) == ""
+    git("fsck", "--strict", "--no-dangling", cwd=repository.path)
+
+
+def test_no_foreign_commit_is_lost(repository: GitRepository) -> None:
+    """git commits in a loop while we do; every commit of both is in the history, none is reverted."""
+    stop, made = threading.Event(), []
+
+    def commit() -> None:
+        number = 0
+        while not stop.is_set():
+            path = repository.path / f"foreign-{number % 5}"
+            path.write_text(f"{number}\n")
+            done = subprocess.run(
+                f"git add {path.name} && git -c user.name=x -c user.email=x commit -qm foreign-{number}",
+                shell=True,
+                cwd=repository.path,
+                capture_output=True,
+                check=False,
+            )
+            if done.returncode == 0:
+                made.append(f"foreign-{number}")
+            number += 1
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    ours: list[str] = []
+    try:
+        for number in range(2000):
+            if len(made) >= 8 and len(ours) >= 30:
+                break
+            try:
+                repository.transact([append(f"ours-{number}")])
+            except RepositoryBusy:
+                pass
+            else:
+                ours.append(f"ours-{number}")
+            time.sleep(0.02)  # git does not try again: leave it a gap
+    finally:
+        stop.set()
+        thread.join()
+    assert len(made) >= 8
+    subjects = [info.subject for info in repository.log()]
+    assert set(made) <= set(subjects)
+    assert [subject for subject in reversed(subjects) if subject.startswith("ours")] == ours
+    assert lines(repository)[1:] == ours
+    git("fsck", "--strict", "--no-dangling", cwd=repository.path)
+
+
+@pytest.mark.parametrize(
+    "command", [["gc", "-q"], ["repack", "-a", "-d", "-q"], ["gc", "-q", "--prune=now"], ["pack-refs", "--all"]]
+)
+def test_maintenance_of_git_loses_nothing(repository: GitRepository, command: list[str]) -> None:
+    """Before, between and after our batches, and in a process that had everything open."""
+    ours = []
+    for number in range(60):
+        repository.transact([append(f"n{number}")])
+        ours.append(f"n{number}")
+        if number % 12 == 5:
+            git(*command, cwd=repository.path)
+    assert lines(repository) == ["start", *ours]
+    fresh = GitRepository(repository.path, Disk(durable=False))
+    assert lines(fresh) == ["start", *ours]
+    fresh.transact([append("last")])
+    fresh.close()
+    healthy(repository)
+
+
+def test_a_repack_beside_us_loses_nothing(repository: GitRepository) -> None:
+    """`git repack -a -d` in a loop, while we commit and a reader reads: every acknowledged commit stays."""
+    stop, wrong = threading.Event(), []
+
+    def repack() -> None:
+        while not stop.is_set():
+            git("repack", "-a", "-d", "-q", cwd=repository.path, check=False)
+
+    def read() -> None:
+        reader = GitRepository(repository.path, Disk(durable=False))
+        while not stop.is_set():
+            try:
+                texts = lines(reader)
+                newest = [info.subject for _, info in zip(range(5), reader.log(paths=["jobs.json"]), strict=False)]
+                if len(newest) < min(5, len(texts)):
+                    wrong.append(newest)
+            except Exception as error:
+                wrong.append(error)
+        reader.close()
+
+    threads = [threading.Thread(target=repack), threading.Thread(target=read)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(120):
+            patiently(repository, append(f"n{number}"))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert lines(repository) == ["start", *(f"n{n}" for n in range(120))]
+    assert len(list(repository.log())) == 121
+    git("fsck", "--strict", "--no-dangling", cwd=repository.path)
+
+
+def test_everything_of_git_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hostile GIT_* variables, a user's config, hooks, filters and signers: nothing runs, no byte changes."""
+    trap = tmp_path / "trap"
+    trap.mkdir()
+    alarm = tmp_path / "ran"
+    for hook in ("pre-commit", "post-commit", "reference-transaction", "post-index-change", "commit-msg", "fsmonitor"):
+        (trap / hook).write_text(f"#!/bin/sh\necho {hook} >> {alarm}\nexit 1\n")
+        (trap / hook).chmod(0o755)
+    config = Path(os.environ["HOME"]) / ".gitconfig"
+    config.write_text(
+        f"[core]\nautocrlf = true\nhooksPath = {trap}\nfsmonitor = {trap}/fsmonitor\neol = crlf\n"
+        f"[commit]\ngpgSign = true\n[gpg]\nprogram = {trap}/pre-commit\n[user]\nname = Somebody\n"
+        f'[filter "x"]\nclean = {trap}/pre-commit\nsmudge = {trap}/pre-commit\nrequired = true\n'
+    )
+    for name in (
+        "GIT_DIR",
+        "GIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    ):
+        monkeypatch.setenv(name, str(trap))
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "Somebody")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    content = b"a\r\nb\n\r\n"
+    repository = GitRepository.create(tmp_path / "repo", Disk(durable=False), {".gitattributes": b"* filter=x text\n"})
+    repository.transact([lambda view: Change(files={"jobs.json": content}, subject="x")])
+    assert repository.view().read("jobs.json") == content
+    assert (repository.path / "jobs.json").read_bytes() == content
+    assert next(iter(repository.log())).author == "openjobs <openjobs@localhost>"
+    assert not alarm.exists()
+    assert sorted(path.name for path in trap.iterdir()) == sorted(
+        ("pre-commit", "post-commit", "reference-transaction", "post-index-change", "commit-msg", "fsmonitor")
+    )
+    healthy(repository)
+    assert repository.check() == []
+    repository.close()
+
+
+# --- the index and the work tree ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_an_index_of_any_version_is_kept_right(repository: GitRepository, version: int) -> None:
+    """Entries of others stay, with their flags; git reads what we write."""
+    (repository.path / "staged").write_text("s\n")
+    (repository.path / "intended").write_text("i\n")
+    git("add", "staged", cwd=repository.path)
+    if version == 3:
+        git("add", "-N", "intended", cwd=repository.path)
+    else:
+        (repository.path / "intended").unlink()
+        git("update-index", "--index-version", str(version), cwd=repository.path)
+    repository.transact([append("one", "jobs.json", "a/b/c", "z")])
+    repository.transact([append("two")])
+    assert "staged" in git("diff", "--cached", "--name-only", cwd=repository.path).splitlines()
+    expected = ["A  staged", *([" A intended"] if version == 3 else [])]
+    assert sorted(git("status", "--porcelain", cwd=repository.path).splitlines()) == sorted(expected)
+    assert git("ls-files", "a/b/c", cwd=repository.path) == "a/b/c"
+
+
+def test_a_file_edited_by_hand_is_kept_aside(repository: GitRepository) -> None:
+    """git is the truth: the edit is moved next to its place, reported, and our version written."""
+    repository.transact([append("one")])
+    for number in (1, 2):
+        (repository.path / "jobs.json").write_text(f"edited {number}\n")
+        repository.transact([append(f"after {number}")])
+        assert (repository.path / f"jobs.json.edited-{number}").read_text() == f"edited {number}\n"
+    assert repository.kept_aside == ("jobs.json.edited-1", "jobs.json.edited-2")
+    assert (repository.path / "jobs.json").read_text() == "start\none\nafter 1\nafter 2\n"
+    assert repository.check() == []
+
+
+def test_what_stands_in_the_way_is_kept_aside(repository: GitRepository, tmp_path: Path) -> None:
+    """A directory, an untracked file, a link out of the work tree: none is followed, none is lost."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (repository.path / "link").symlink_to(outside)
+    (repository.path / "new").write_text("untracked\n")
+    (repository.path / "jobs.json").unlink()
+    (repository.path / "jobs.json").mkdir()
+    (repository.path / "jobs.json" / "inside").write_text("x")
+    repository.transact([append("one", "jobs.json", "link/file", "new")])
+    assert list(outside.iterdir()) == []
+    assert (repository.path / "link.edited-1").is_symlink()
+    assert (repository.path / "new.edited-1").read_text() == "untracked\n"
+    assert (repository.path / "jobs.json.edited-1" / "inside").read_text() == "x"
+    assert (repository.path / "link" / "file").read_text() == "one\n"
+    assert repository.check() == []
+
+
+def test_a_touched_file_is_not_an_edited_one(repository: GitRepository) -> None:
+    """Another time stamp, the same bytes: nothing is kept, nothing reported."""
+    os.utime(repository.path / "jobs.json", (1, 1))
+    repository.transact([append("one")])
+    assert repository.kept_aside == ()
+    healthy(repository)
+
+
+def test_a_removed_file_leaves_no_empty_directory(repository: GitRepository) -> None:
+    """In the work tree as in git."""
+    repository.transact([append("one", "a/b/c")])
+    repository.transact([lambda view: Change(files={"a/b/c": None}, subject="x")])
+    assert not (repository.path / "a").exists()
+    healthy(repository)
+
+
+def test_staged_work_of_a_person_is_left_alone(repository: GitRepository) -> None:
+    """Recovery mends what is ours; a person's own edits and staged files stay."""
+    (repository.path / "notes.md").write_text("1\n")
+    git("add", "notes.md", cwd=repository.path)
+    git("commit", "-qm", "notes", cwd=repository.path)
+    (repository.path / "notes.md").write_text("2\n")
+    git("add", "notes.md", cwd=repository.path)
+    (repository.path / "notes.md").write_text("3\n")
+    (repository.path / "other.md").write_text("staged\n")
+    git("add", "other.md", cwd=repository.path)
+    repository.recover()
+    repository.transact([append("one")])
+    assert git("status", "--porcelain", cwd=repository.path).splitlines() == ["MM notes.md", "A  other.md"]
+    assert (repository.path / "notes.md").read_text() == "3\n"
+
+
+# --- locks ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lock", ["index.lock", "refs/heads/main.lock"])
+def test_the_lock_of_another_program_is_respected(repository: GitRepository, lock: str) -> None:
+    """It was only tried: RepositoryBusy at once, nothing written, the lock still there."""
+    repository.transact([append("one")])
+    before, held = git("rev-parse", "HEAD", cwd=repository.path), repository.path / ".git" / lock
+    held.touch(0o644)
+    for _ in range(2):
+        with pytest.raises(RepositoryBusy):
+            repository.transact([append("two")])
+    assert held.exists()
+    assert git("rev-parse", "HEAD", cwd=repository.path) == before
+    held.unlink()
+    healthy(repository)
+    repository.transact([append("three")])
+    assert lines(repository) == ["start", "one", "three"]
+    healthy(repository)
+
+
+def test_the_flock_of_another_process_is_respected(repository: GitRepository) -> None:
+    """And no lock of git's is touched before it is held."""
+    held = FileLock(repository.path / ".git" / "openjobs" / "lock", Disk())
+    assert held.try_acquire()
+    with pytest.raises(RepositoryBusy):
+        repository.transact([append("one")])
+    with pytest.raises(errors.SessionBusy):
+        repository.republish()
+    assert not (repository.path / ".git" / "index.lock").exists()
+    held.release()
+    repository.transact([append("one")])
+
+
+@pytest.mark.parametrize("text", [b"", b"openjobs 12345\n"])
+@pytest.mark.parametrize("lock", ["index.lock", "refs/heads/main.lock"])
+def test_a_dead_lock_of_ours_is_removed(repository: GitRepository, lock: str, text: bytes) -> None:
+    """Who holds the flock knows that its owner is dead; even where the power went before its text was written."""
+    repository.transact([append("one")])
+    path = repository.path / ".git" / lock
+    path.write_bytes(text)
+    path.chmod(0o400)
+    fresh = GitRepository(repository.path, Disk(durable=False))
+    assert [problem for problem in fresh.check() if "killed process" in problem]
+    fresh.transact([append("two")])
+    assert lines(fresh) == ["start", "one", "two"]
+    healthy(fresh)
+    fresh.close()
+
+
+# --- creating ---------------------------------------------------------------------------------------------
+
+
+def create_one(path: str, start: object, results: object) -> None:
+    start.wait()  # type: ignore[attr-defined]
+    try:
+        GitRepository.create(Path(path), Disk(durable=False), FILES).close()
+        results.put("made")  # type: ignore[attr-defined]
+    except errors.SessionExists:
+        results.put("exists")  # type: ignore[attr-defined]
+    except BaseException as error:
+        results.put(repr(error))  # type: ignore[attr-defined]
+
+
+def test_of_thirty_creators_one_wins(tmp_path: Path) -> None:
+    """The others get SessionExists, and nothing of theirs is left."""
+    context = multiprocessing.get_context("fork")
+    start, results = context.Event(), context.SimpleQueue()
+    processes = [context.Process(target=create_one, args=(str(tmp_path / "repo"), start, results)) for _ in range(30)]
+    for process in processes:
+        process.start()
+    start.set()
+    found = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+        process.close()
+    results.close()
+    assert sorted(found) == ["exists"] * 29 + ["made"]
+    assert [path.name for path in tmp_path.iterdir()] == ["repo"]
+    repository = GitRepository(tmp_path / "repo", Disk(durable=False))
+    repository.transact([append("one")])
+    healthy(repository)
+    repository.close()
+
+
+def test_what_stands_there_is_not_replaced(tmp_path: Path) -> None:
+    """A repository, a file, a link: SessionExists, and it is as it was."""
+    GitRepository.create(tmp_path / "repo", Disk(durable=False), FILES).close()
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("repo", "file", "link"):
+        with pytest.raises(errors.SessionExists):
+            GitRepository.create(tmp_path / name, Disk(durable=False), FILES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "repo"]
+
+
+def test_a_private_repository(repository: GitRepository) -> None:
+    """Nobody else may read what a session holds."""
+    for directory, _, names in os.walk(repository.path):
+        assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
+        for name in names:
+            assert not os.stat(f"{directory}/{name}").st_mode & 0o077
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+def snapshot(root: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path): (path.lstat().st_mode, path.read_bytes() if path.is_file() and not path.is_symlink() else b"")
+        for path in sorted(root.rglob("*"))
+    }
+
+
+def detached(repo: Path) -> None:
+    git("checkout", "-q", "--detach", cwd=repo)
+
+
+def unborn(repo: Path) -> None:
+    git("symbolic-ref", "HEAD", "refs/heads/unborn", cwd=repo)
+
+
+def bare(repo: Path) -> None:
+    git("config", "core.bare", "true", cwd=repo)
+
+
+def linked(repo: Path) -> None:
+    git("worktree", "add", "-q", "-b", "other", repo.parent / "linked", cwd=repo)
+    shutil.rmtree(repo)
+    (repo.parent / "linked").rename(repo)
+
+
+def sha256(repo: Path) -> None:
+    shutil.rmtree(repo)
+    git("init", "-q", "--object-format=sha256", repo, cwd=repo.parent)
+    git("commit", "-q", "--allow-empty", "-m", "x", cwd=repo)
+
+
+def split_index(repo: Path) -> None:
+    git("update-index", "--split-index", cwd=repo)
+
+
+def alternates(repo: Path) -> None:
+    git("clone", "-q", "--shared", repo, repo.parent / "shared", cwd=repo.parent)
+    shutil.rmtree(repo)
+    (repo.parent / "shared").rename(repo)
+
+
+def shallow(repo: Path) -> None:
+    git("clone", "-q", "--depth=1", f"file://{repo}", repo.parent / "clone", cwd=repo.parent)
+    shutil.rmtree(repo)
+    (repo.parent / "clone").rename(repo)
+
+
+def partial(repo: Path) -> None:
+    git("config", "uploadpack.allowFilter", "true", cwd=repo)
+    git("clone", "-q", "--filter=blob:none", f"file://{repo}", repo.parent / "clone", cwd=repo.parent)
+    shutil.rmtree(repo)
+    (repo.parent / "clone").rename(repo)
+
+
+def linked_git_directory(repo: Path) -> None:
+    (repo / ".git").rename(repo.parent / "elsewhere")
+    (repo / ".git").symlink_to(repo.parent / "elsewhere")
+
+
+def linked_objects(repo: Path) -> None:
+    (repo / ".git" / "objects").rename(repo.parent / "objects")
+    (repo / ".git" / "objects").symlink_to(repo.parent / "objects")
+
+
+def reftable(repo: Path) -> None:
+    git("config", "core.repositoryFormatVersion", "1", cwd=repo)
+    git("config", "extensions.refStorage", "reftable", cwd=repo)
+
+
+def unknown_extension(repo: Path) -> None:
+    git("config", "core.repositoryFormatVersion", "1", cwd=repo)
+    with (repo / ".git" / "config").open("a") as config:
+        config.write("[extensions]\n\tfuture = yes\n")
+
+
+def other_work_tree(repo: Path) -> None:
+    git("config", "core.worktree", "/tmp", cwd=repo)
+
+
+def head_outside(repo: Path) -> None:
+    (repo / ".git" / "HEAD").write_text("ref: refs/heads/../../../outside\n")
+
+
+def no_repository(repo: Path) -> None:
+    shutil.rmtree(repo / ".git")
+
+
+REFUSED = [
+    *(detached, unborn, bare, linked, sha256, split_index, alternates, shallow, partial, linked_git_directory),
+    *(linked_objects, reftable, unknown_extension, other_work_tree, head_outside, no_repository),
+]
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_any_other_kind_of_repository_is_refused(tmp_path: Path, kind: object) -> None:
+    """With a reason, and left exactly as it was."""
+    repo = tmp_path / "repo"
+    git("init", "-q", "-b", "main", repo, cwd=tmp_path)
+    (repo / "jobs.json").write_text("x\n")
+    git("add", ".", cwd=repo)
+    git("commit", "-qm", "first", cwd=repo)
+    kind(repo)  # type: ignore[operator]
+    before = snapshot(tmp_path)
+    repository = GitRepository(repo, Disk(durable=False))
+    with pytest.raises(errors.RepositoryRefused):
+        repository.transact([append("x")])
+    if kind is not split_index:
+        with pytest.raises(errors.RepositoryRefused):
+            repository.view()
+    after = snapshot(tmp_path)
+    ours = {name for name in after if "/openjobs" in name}
+    assert {name: found for name, found in after.items() if name not in ours} == before
+    assert not ours or kind is split_index
+    repository.close()
+
+
+def test_a_repository_that_git_made_is_accepted(tmp_path: Path) -> None:
+    """Plain, with a branch of any name, its refs packed, and a commit."""
+    git("init", "-q", "-b", "feature/x", tmp_path / "repo", cwd=tmp_path)
+    (tmp_path / "repo" / "jobs.json").write_text("start\n")
+    git("add", ".", cwd=tmp_path / "repo")
+    git("commit", "-qm", "first", cwd=tmp_path / "repo")
+    git("pack-refs", "--all", cwd=tmp_path / "repo")
+    repository = GitRepository(tmp_path / "repo", Disk(durable=False))
+    repository.transact([append("one")])
+    assert lines(repository) == ["start", "one"]
+    assert git("rev-parse", "--abbrev-ref", "HEAD", cwd=repository.path) == "feature/x"
+    healthy(repository)
+    git("checkout", "-q", "-b", "another", cwd=repository.path)
+    repository.transact([append("two")])
+    assert git("log", "--format=%s", "another", "-1", cwd=repository.path) == "two"
+    assert git("log", "--format=%s", "feature/x", "-1", cwd=repository.path) == "one"
+    healthy(repository)
+    repository.close()
+
+
+# --- damage -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["HEAD", "index", "refs/heads/main"])
+@pytest.mark.parametrize("content", [b"", b"garbage\n", b"DIRC\0\0\0\2\0\0\0\5" + b"\0" * 40])
+def test_a_damaged_file_is_named(repository: GitRepository, name: str, content: bytes) -> None:
+    """HEAD, branch or index that cannot be read is `Damaged`, with its path; never an empty repository."""
+    repository.transact([append("one")])
+    path = repository.path / ".git" / name
+    good = path.read_bytes()
+    path.chmod(0o600)
+    path.write_bytes(content)
+    with pytest.raises(errors.Damaged) as raised:
+        repository.transact([append("two")])
+    assert raised.value.path == str(path)
+    assert path.read_bytes() == content
+    path.write_bytes(good)
+    repository.transact([append("three")])
+    assert lines(repository) == ["start", "one", "three"]
+
+
+def test_a_damaged_object_is_named_by_its_path(repository: GitRepository) -> None:
+    """A blob that cannot be read is `Damaged`, inside a transaction an outcome; other paths can be read and written."""
+    repository.transact([append("one")])
+    repository.close()
+    directory = repository.path / ".git" / "objects" / "pack"
+    with dulwich.repo.Repo(str(repository.path)) as other:
+        tree = other[other[other.head()].tree]
+        for name in (b"jobs.json", b"meta.json"):
+            blob = other[tree[name][1]]
+            kept = directory.parent / blob.id[:2].decode() / blob.id[2:].decode()
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_bytes(blob.as_legacy_object() if name == b"meta.json" else b"")
+        objects = [*other.object_store]
+        for sha in objects:
+            found = other[sha]
+            kept = directory.parent / sha[:2].decode() / sha[2:].decode()
+            kept.parent.mkdir(exist_ok=True)
+            if not kept.exists():
+                kept.write_bytes(found.as_legacy_object())
+    shutil.rmtree(directory)
+    directory.mkdir()
+    fresh = GitRepository(repository.path, Disk(durable=False))
+    with pytest.raises(errors.Damaged) as raised:
+        fresh.view().read("jobs.json")
+    assert raised.value.path == "jobs.json"
+    damaged, fine = fresh.transact([append("two"), append("three", "other")])
+    assert isinstance(damaged.error, errors.Damaged)
+    assert fine.error is None
+    assert fresh.view().read("other") == b"three\n"
+    assert fresh.check() != []
+    fresh.close()
+
+
+def test_a_missing_index_is_made_again(repository: GitRepository) -> None:
+    """git takes a missing index for an empty one, and would show every file as removed; we do not."""
+    repository.transact([append("one")])
+    (repository.path / ".git" / "index").unlink()
+    repository.transact([append("two")])
+    healthy(repository)
+
+
+# --- bounds -----------------------------------------------------------------------------------------------
+
+
+def test_no_file_stays_open_between_calls(repository: GitRepository) -> None:
+    """An idle repository holds no descriptor, closed or not."""
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
+    for number in range(70):
+        repository.transact([append(f"n{number}")])
+    list(repository.log())
+    if before is not None:
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_git_is_not_imported_with_openjobs() -> None:
+    """dulwich is loaded when a git repository is first asked for, not before."""
+    script = (
+        "import sys, openjobs, openjobs.repo\n"
+        "assert not any(name.startswith('dulwich') for name in sys.modules)\n"
+        "from openjobs.repo import GitRepository\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).resolve().parents[2])
