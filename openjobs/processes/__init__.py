@@ -1,1 +1,42 @@
-"""Background commands: each under a keeper that outlives the worker (keeper.py), as the ledger of tasks needs them."""
+"""Background commands, each under a keeper that outlives the worker (docs/decisions/0003-keepers.md)."""
+
+from .command import CommandEnd, run_command
+from .identity import Identity, System, this_system
+from .output import Output, read_output
+from .rundir import (
+    Burial,
+    ExitRecord,
+    bury,
+    child_identity,
+    keeper_identity,
+    keeper_lives,
+    read_exit,
+    request_stop,
+    wait_for_exit,
+    wait_gone,
+)
+from .template import Request, Run, Template, argv_of
+
+__all__ = [
+    "Burial",
+    "CommandEnd",
+    "ExitRecord",
+    "Identity",
+    "Output",
+    "Request",
+    "Run",
+    "System",
+    "Template",
+    "argv_of",
+    "bury",
+    "child_identity",
+    "keeper_identity",
+    "keeper_lives",
+    "read_exit",
+    "read_output",
+    "request_stop",
+    "run_command",
+    "this_system",
+    "wait_for_exit",
+    "wait_gone",
+]

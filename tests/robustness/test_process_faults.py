@@ -223,7 +223,7 @@ def test_a_keeper_killed_at_any_line_runs_its_command_at_most_once(
 ) -> None:
     """The outcome is known where the keeper had recorded it, else the run is lost; nothing is left of its tree."""
     outcomes = set()
-    for line in itertools.count(1, 1 if chaos else 11):
+    for line in itertools.count(1, 1 if chaos else 17):
         run_dir = tmp_path / f"run-{line}"
         run_dir.mkdir()
         count = tmp_path / f"count-{line}"
@@ -276,7 +276,7 @@ def test_a_worker_killed_at_any_line_leaves_a_run_that_is_told(tmp_path: Path, t
     record appears without the worker; before `go` it is proven that nothing ran."""
     source = template_module.__file__
     outcomes = set()
-    for line in itertools.count(1, 1 if chaos else 9):
+    for line in itertools.count(1, 1 if chaos else 19):
         run_dir = tmp_path / f"run-{line}"
         run_dir.mkdir()
         count = tmp_path / f"count-{line}"
