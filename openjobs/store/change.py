@@ -104,7 +104,7 @@ def job_changed(
     if job.terminal:
         job = _ended(documents, job, now, running_commit(before), new_id)
     documents.put_job(job)
-    change.job = job
+    change.job = documents.whole(job)
     if isinstance(event, CancelRequested):
         return Change(
             files=documents.changes,

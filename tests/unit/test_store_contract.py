@@ -109,8 +109,14 @@ def test_what_was_applied_is_what_is_read(store: JobStore, sid: str) -> None:
 def test_long_texts_are_whole_for_every_reader(store: JobStore, sid: str, size: int) -> None:
     """A row keeps 512 bytes of prompt, result and error; every API returns the whole."""
     prompt, result = "pré" * (size // 3), "résultat " * (size // 9)
-    job = run(store, job_for(store, sid, prompt), text=result)
+    created = store.create(job_for(store, sid, prompt), Queued(runner_id="r1"))
+    assert created.description == prompt
+    started = store.apply(created.job_id, Started(run_id="run-1"))
+    assert started.description == prompt
+    job = store.apply(created.job_id, completed(store, result))
+    assert (job.description, job.result_text) == (prompt, result)
     got = store.get(job.job_id)
+    assert got == job
     assert got.description == prompt
     assert got.result_text == result
     row = store.list(sid)[0]
