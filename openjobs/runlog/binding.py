@@ -28,6 +28,7 @@ class RunDirectory:
         found = os.lstat(self.path)
         check_directory(self.path, found)
         self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._identity = found
         if not is_same(found, os.fstat(self._fd)):
             self.close()
             raise self._refused(self.path)
@@ -57,9 +58,8 @@ class RunDirectory:
         """The state of `fd`, which must be the file at `path` in this directory, under its own name."""
         found = os.fstat(fd)
         there = self.look(path)
-        if there is None or not is_same(there, found) or not is_same(os.lstat(self.path), os.fstat(self._fd)):
+        if there is None or not is_same(there, found) or not is_same(os.lstat(self.path), self._identity):
             raise self._refused(path)
-        check_file(path, found)
         return found
 
     def _refused(self, path: Path) -> FileRefused:

@@ -43,6 +43,24 @@ def drain_mb_per_s(root: Path, total: int = TOTAL_BYTES, *, durable: bool = True
         return total / (time.perf_counter() - begin) / 1e6
 
 
+def bare_mb_per_s(root: Path, total: int = TOTAL_BYTES // 4) -> float:
+    """Two files in turn, 56 KiB written and synced to each: the journal's two barriers and nothing else."""
+    disk, data = Disk(), os.urandom(57344)
+    slot, log = disk.create(root / "slot"), disk.create(root / "bare")
+    begin = time.perf_counter()
+    for number in range(total // len(data)):
+        os.lseek(slot, number % 2 * 61440, os.SEEK_SET)
+        disk.write(slot, data)
+        disk.sync_data(slot)
+        disk.write(log, data)
+        disk.sync_data(log)
+    spent = time.perf_counter() - begin
+    for fd, name in ((slot, "slot"), (log, "bare")):
+        os.close(fd)
+        os.unlink(root / name)
+    return total / spent / 1e6
+
+
 def append_ms(root: Path) -> list[float]:
     found = []
     with RunLogWriter(root, task_id="t", run_id="r") as writer:

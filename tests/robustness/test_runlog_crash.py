@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,12 +17,15 @@ from openjobs.errors import OpenJobsError, OutcomeUnknown, StoreWriteFailed
 from openjobs.runlog import Drain, LogState, RunLogReader, RunLogWriter
 from openjobs.runlog.sidecar import load
 from openjobs.runlog.state import PENDING_MOST_BYTES, SLOT_BYTES, Pending, encode
+from tests.support import eventually
 from tests.support.crash_states import DyingDisk, FailingDisk, Killed, RecordingDisk, distinct
 from tests.support.run_sources import IDENTITY, RemoteHost, new_run, pattern
 
 STARTING = b"starting\n"
 LONG = (pattern(PENDING_MOST_BYTES + 100), pattern(300, seed=1))
 SHORT = (b"out, no newline", b"err\n")
+#: two alphabets, so that the streams can be told apart in a mixed log
+DIGITS, LETTERS = b"0123456789 ", b"abcdefghij_"
 
 
 def work(log: RunLogWriter, native: tuple[bytes, bytes]) -> None:
@@ -121,6 +125,31 @@ def test_killed_at_every_effect_of_every_recovery(
             break
     assert first > 20
     assert deepest > 20
+
+
+def test_a_killed_process_leaves_a_log_that_the_next_one_continues(tmp_path: Path) -> None:
+    """Real processes, real SIGKILL, wherever it finds them: one log, every byte once, and its end."""
+    run = new_run(tmp_path)
+    native = pattern(3_000_000), pattern(600_000, seed=1).translate(bytes.maketrans(DIGITS, LETTERS))
+    total = len(STARTING + b"accepted\nend\n") + sum(map(len, native))
+    for cycle in range(12):
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException), opened(run) as log:
+                work(log, native)
+            os._exit(0)
+        goal = (cycle + 1) * total // 13 + cycle * 37
+        eventually(lambda goal=goal: (run / "log").exists() and (run / "log").stat().st_size >= goal, 30)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    with opened(run) as log:
+        work(log, native)
+        assert (log.state.stdout_bytes, log.state.stderr_bytes) == tuple(map(len, native))
+    data = (run / "log").read_bytes()
+    assert len(data) == total
+    assert b"".join(RunLogReader(run).follow()) == data
+    mixed = data[len(STARTING + b"accepted\n") : -len(b"end\n")]
+    assert (mixed.translate(None, LETTERS), mixed.translate(None, DIGITS)) == native
 
 
 # --- faults -------------------------------------------------------------------------------------------------
