@@ -123,7 +123,7 @@ def _in_background(state: State, wanted: _Wanted) -> int:
         output.json_value({**answer, "session_id": request.parent_session_id})
     else:
         output.line(job_id)
-        output.hint(f"runs in the background; `openjobs output {job_id[:8]} --wait` prints its result")
+        output.hint(f"runs in the background; `{state.prog} output {job_id[:8]} --wait` prints its result")
     return exits.COMPLETED
 
 

@@ -6,6 +6,8 @@ makes nothing, and is silent about everything that is wrong.
 
 from __future__ import annotations
 
+import mmap
+import re
 from itertools import islice
 
 import click
@@ -17,6 +19,8 @@ from .state import State
 
 #: a shell shows no more than a screenful
 OFFERED = 50
+
+_LINE = re.compile(rb'\{"j":"([0-9a-f-]{36})"')
 
 _INSTALL = {
     "bash": 'eval "$(openjobs completion bash)"  # in ~/.bashrc',
@@ -51,20 +55,21 @@ def completion_command(state: State, shell: str) -> int:
 
 
 def job_ids(state: State, incomplete: str) -> list[CompletionItem[str]]:
-    """The newest ids that begin so."""
-    from ..durable import Disk
-    from ..store.index import FileIndex
-
+    """The newest ids that begin so, from the index's file itself: the store takes 0.2 s to import."""
+    found: dict[str, None] = {}
     try:
-        index = FileIndex(state.unchecked_home / "index", Disk())
-        try:
-            entries = index.newest_first()
-            ids = dict.fromkeys(e.job_id for e in entries if e.job_id.startswith(incomplete.lower()))
-            return [CompletionItem(one) for one in islice(ids, OFFERED)]
-        finally:
-            index.close()
+        needle = b'{"j":"' + incomplete.lower().encode()
+        with (
+            open(state.unchecked_home / "index" / "jobs.jsonl", "rb") as file,
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data,
+        ):
+            at = len(data)
+            while len(found) < OFFERED and (at := data.rfind(needle, 0, at)) >= 0:
+                if (line := _LINE.match(data, at)) is not None:
+                    found[line[1].decode()] = None
     except Exception:
         return []
+    return [CompletionItem(one) for one in found]
 
 
 def sessions(state: State, incomplete: str) -> list[CompletionItem[str]]:

@@ -115,7 +115,8 @@ def stop_command(state: State, ids: tuple[str, ...], reason: str | None) -> int:
     if state.json:
         output.json_value({"jobs": [shapes.stopped(job) for job in stopped]})
     elif any(not job.terminal for job in stopped):
-        output.hint(f"`openjobs wait {' '.join(shorten(job.job_id) for job in stopped[:3])}` waits for the end")
+        left = " ".join(shorten(job.job_id) for job in stopped if not job.terminal)
+        output.hint(f"`{state.prog} wait {left}` waits for the end")
     return exits.COMPLETED
 
 

@@ -15,6 +15,8 @@ from .options import JOB_ID, SESSION_ID, command, limit_option
 from .state import State
 
 POLL_S = 0.5
+#: a watched list may take a fifth of one processor, however long it is
+IDLE_SHARE = 4
 DRAWN = 200
 
 
@@ -64,7 +66,7 @@ def list_command(
         output.json_value({"jobs": shapes.jobs(jobs), "more": more})
     else:
         print_jobs(state, jobs)
-        _say_more(jobs, more, bool(session or status or parent or before))
+        _say_more(state, jobs, more, bool(session or status or parent or before))
     return exits.COMPLETED
 
 
@@ -78,13 +80,14 @@ def print_jobs(state: State, jobs: list[Job]) -> None:
         output.lines([table.to_ansi(row, colour) for row in rows])
 
 
-def _say_more(jobs: list[Job], more: bool, filtered: bool) -> None:
+def _say_more(state: State, jobs: list[Job], more: bool, filtered: bool) -> None:
     if not output.is_terminal(sys.stdout):
         return  # `id=$(openjobs list -n 1 | cut -f1)` knows what it asked for
     if more:
         output.hint(f"the newest {len(jobs):,}; `--limit 0` shows all, `--before {jobs[-1].job_id[:8]}` the next")
     elif not jobs:
-        output.hint("no such jobs" if filtered else "no jobs yet; `openjobs agent --agent shell 'echo hello'` runs one")
+        first = f"no jobs yet; `{state.prog} agent --agent shell 'echo hello'` runs one"
+        output.hint("no such jobs" if filtered else first)
 
 
 def _statuses(names: tuple[str, ...]) -> list[JobStatus] | None:
@@ -115,8 +118,8 @@ def _draw(state: State, wanted: dict[str, Any], limit: int) -> None:
     from . import live
 
     # No more than any terminal shows: at 10,000 jobs the rest would only be read and thrown away.
-    most = min(limit or DRAWN, DRAWN)
-    shown = state.client.list(**wanted, limit=most)
+    reader = _Reader(state, wanted, min(limit or DRAWN, DRAWN))
+    shown = reader.read()
 
     def draw(width: int, height: int) -> list[list[table.Piece]]:
         rows = table.aligned(shown[: height - 2], state.store.clock.now(), width, live.frame(sys.stdout))
@@ -124,8 +127,7 @@ def _draw(state: State, wanted: dict[str, Any], limit: int) -> None:
 
     with live.drawing(draw):
         while True:
-            time.sleep(POLL_S)
-            shown = state.client.list(**wanted, limit=most)
+            shown = reader.read()
 
 
 def _summary(jobs: list[Job]) -> str:
@@ -140,10 +142,25 @@ def _summary(jobs: list[Job]) -> str:
 def _changes(state: State, wanted: dict[str, Any], limit: int) -> Iterator[Job]:
     """Every job once, oldest first, and again whenever its row changes."""
     seen: dict[str, int] = {}
+    reader = _Reader(state, wanted, limit or None)
     while True:
-        jobs = state.client.list(**wanted, limit=limit or None)
+        jobs = reader.read()
         for job in reversed(jobs):
             if seen.get(job.job_id) != job.revision:
                 yield job
         seen = {job.job_id: job.revision for job in jobs}
-        time.sleep(POLL_S)
+
+
+class _Reader:
+    """Reads the list again and again, with pauses that grow with what the reading costs."""
+
+    def __init__(self, state: State, wanted: dict[str, Any], limit: int | None) -> None:
+        self._state, self._wanted, self._limit = state, wanted, limit
+        self._pause_s = 0.0
+
+    def read(self) -> list[Job]:
+        time.sleep(self._pause_s)
+        started = time.monotonic()
+        jobs = self._state.client.list(**self._wanted, limit=self._limit)
+        self._pause_s = max(POLL_S, (time.monotonic() - started) * IDLE_SHARE)
+        return jobs

@@ -92,12 +92,13 @@ def nothing() -> Iterator[None]:
 
 
 @contextmanager
-def spinner(words: Callable[[], str]) -> Iterator[None]:
-    """A spinner with `words()` behind it on stderr while the block runs."""
+def spinner(words: str | Callable[[], str]) -> Iterator[None]:
+    """A spinner with the words (as they are at that moment) behind it on stderr while the block runs."""
 
     def draw(width: int, height: int) -> list[list[table.Piece]]:
         room = max(10, width - 3)
-        return [[(frame(sys.stderr) + " ", "cyan"), (table.fitted(words(), room).rstrip(), "")]]
+        said = words if isinstance(words, str) else words()
+        return [[(frame(sys.stderr) + " ", "cyan"), (table.fitted(said, room).rstrip(), "")]]
 
     with drawing(draw, sys.stderr, transient=True):
         yield

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from .text import to_json, visible
+from .text import one_line, to_json, visible
 
 
 class ReaderGone(Exception):
@@ -93,6 +93,25 @@ def json_value(value: Any) -> None:
 def json_line(value: Any) -> None:
     """One value of a stream."""
     line(to_json(value))
+
+
+def show_warnings() -> None:
+    """What the library logs as a warning or worse is one visible line on stderr.
+
+    Without this Python prints it raw, with tracebacks, and a job's text may be in it.
+    """
+    import logging
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            note(f"openjobs: {record.levelname.lower()}: {one_line(record.getMessage())}")
+
+    logger = logging.getLogger("openjobs")
+    if logger.handlers:
+        return
+    logger.addHandler(Lines(logging.WARNING))
+    if os.environ.get("OPENJOBS_DEBUG") != "1":
+        logger.propagate = False
 
 
 def abandon_stdout() -> None:

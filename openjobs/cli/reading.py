@@ -33,17 +33,20 @@ def show_command(state: State, id: str) -> int:  # noqa: A002  # click's name fo
     """Show everything about one job."""
     job = state.client.get(state.resolve(id))
     children = state.store.children(job.job_id)
+    partial = state.partial(job)
     if state.json:
-        output.json_value(shapes.job(job) | {"children": children})
+        output.json_value(shapes.job(job) | {"children": children, "partial_result": partial})
         return exits.COMPLETED
     on_terminal = output.is_terminal(sys.stdout)
     colour = on_terminal and table.coloured()
     for name, pieces in _facts(job, children, state.store.clock.now(), on_terminal):
         output.line(table.to_ansi([(f"{name:<11}", "dim"), *pieces], colour))
-    for name, text in (("prompt", job.description), ("error", job.error), ("result", job.result_text)):
+    more = f"`{state.prog} output {job.job_id[:8]}` prints all" if on_terminal else None
+    texts = (("prompt", job.description), ("error", job.error), ("result", job.result_text), ("so far", partial))
+    for name, text in texts:
         if text:
             output.line(table.to_ansi([(name, "dim")], colour))
-            output.lines(_indented(text, f"`openjobs output {job.job_id[:8]}` prints all" if on_terminal else None))
+            output.lines(_indented(text, more))
     return exits.COMPLETED
 
 
@@ -105,8 +108,8 @@ def output_command(state: State, id: str, wait: bool, timeout: float | None) -> 
     """Print the result of one job.
 
     Nothing else goes to stdout. In a pipe the text is printed as it is, on a terminal with control
-    characters shown. Of a job that was cancelled or errored the partial text is printed, if there is
-    any. The exit code is the job's: 0 completed, 1 errored, 5 cancelled, 4 not ended yet.
+    characters shown. Of a job that was cancelled or errored, or that still runs, what it said so far is
+    printed. The exit code is the job's: 0 completed, 1 errored, 5 cancelled, 4 not ended yet.
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout needs --wait")
@@ -116,7 +119,7 @@ def output_command(state: State, id: str, wait: bool, timeout: float | None) -> 
         job = wait_for(state, job, timeout)
     print_result(state, job)
     if not job.terminal:
-        output.hint(f"`openjobs output {job_id[:8]} --wait` waits for the end")
+        output.hint(f"`{state.prog} output {job_id[:8]} --wait` waits for the end")
     return exits.of_job(job)
 
 
@@ -144,11 +147,12 @@ def wait_for(state: State, job: Job, timeout: float | None = None) -> Job:
 
 def print_result(state: State, job: Job) -> None:
     """The text to stdout, how it came about to stderr."""
+    text = state.partial(job) if not job.terminal else job.result_text
     if state.json:
-        output.json_value(shapes.job(job))
+        output.json_value(shapes.job(job) | ({} if job.terminal else {"partial_result": text}))
         return
-    if job.result_text:
-        output.result(job.result_text)
+    if text:
+        output.result(text)
     output.note(status_line(job))
 
 

@@ -7,12 +7,14 @@ Only here and in `host` is the environment read. Everything heavy is imported in
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import AmbiguousId, HostUnavailable, NotFound, SessionExists, UnknownJob
+from ..errors import AmbiguousId, HostUnavailable, NotFound, OpenJobsError, SessionExists, UnknownJob
+from . import output
 
 if TYPE_CHECKING:
     from ..host.client import HostClient
@@ -38,6 +40,7 @@ class State:
         """`--home`, else OPENJOBS_HOME, else the platform's state directory of this user; made if missing."""
         from ..host.config import prepare_home
 
+        output.show_warnings()
         return prepare_home(self.unchecked_home)
 
     @cached_property
@@ -46,6 +49,11 @@ class State:
         from ..host.config import find_home
 
         return find_home(self.home_option)
+
+    @property
+    def prog(self) -> str:
+        """How hints call us, so that they work when they are typed."""
+        return f"openjobs --home {shlex.quote(str(self.home_option))}" if self.home_option else "openjobs"
 
     @cached_property
     def parent_job(self) -> Job | None:
@@ -125,6 +133,21 @@ class State:
             if opened is not None and hasattr(opened, "close"):
                 opened.close()
 
+    def partial(self, job: Job) -> str | None:
+        """What a running job has said so far, where a host runs it: only its runner knows."""
+        if job.status.value != "running":
+            return None
+        from ..host.client import connect
+
+        try:
+            host = connect(self.home)
+            if host is None:
+                return None
+            with host:
+                return host.get(job.job_id)[1]
+        except OpenJobsError:
+            return None
+
     # --- ids -----------------------------------------------------------------------------------------
 
     def resolve(self, prefix: str) -> str:
@@ -163,5 +186,5 @@ class State:
             return AmbiguousId(f"more than one job id begins with {prefix!r}", candidates=[*told, *rest])
         said = f"no job id begins with {prefix!r}"
         if not told:
-            said += "; `openjobs list` shows the jobs there are"
+            said += f"; `{self.prog} list` shows the jobs there are"
         return UnknownJob(said, candidates=[*told, *rest])

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from . import exits, output, shapes, table
+from .live import spinner
 from .options import SESSION_ID, command
 from .state import State
 from .text import one_line, plural, size
@@ -38,7 +39,8 @@ def fsck_command(state: State, sessions: tuple[str, ...]) -> int:
     """
     reports: list[dict[str, Any]] = []
     for session_id in sessions or state.store.sessions():
-        report = state.store.fsck(session_id)
+        with spinner(f"checking {session_id}"):
+            report = state.store.fsck(session_id)
         found = [{"where": finding.where, "what": finding.what} for finding in report.findings]
         reports.append({"session_id": session_id, "counts": dict(report.counts), "findings": found})
         if not state.json:
@@ -63,7 +65,8 @@ def gc_command(state: State, sessions: tuple[str, ...]) -> int:
     """
     reports: list[dict[str, Any]] = []
     for session_id in sessions or state.store.sessions():
-        report = state.store.gc(session_id)
+        with spinner(f"packing {session_id}"):
+            report = state.store.gc(session_id)
         sizes = {"before_bytes": report.before_bytes, "after_bytes": report.after_bytes}
         reports.append({"session_id": session_id, **sizes})
         if not state.json:

@@ -154,6 +154,8 @@ def test_stop_ends_a_running_job_with_its_reason(cli: Cli) -> None:
     """`stop` returns at once; `wait` and `output` then say cancelled, with the partial text kept."""
     job_id = background(cli, "echo so far; sleep 60")
     eventually(lambda: cli.json("show", job_id)["status"] == "running", 20)
+    eventually(lambda: cli.json("show", job_id)["partial_result"] == "so far\n", 20)
+    assert cli.run("output", job_id, code=4).out == "so far\n"
     (said,) = cli.json("stop", job_id[:12], "--reason", "changed my mind")["jobs"]
     assert said["job_id"] == job_id
     assert cli.run("wait", job_id, code=5).out.split("\t")[1] == "cancelled"
@@ -435,7 +437,7 @@ def test_json_has_the_shapes_that_the_page_promises(cli: Cli) -> None:
     assert set(listed["jobs"][0]) == JOB_KEYS | {"cut"}
     (older,) = cli.json_inside("list", "--before", spawned["job_id"])["jobs"]
     assert older["job_id"] == job_id
-    assert set(cli.json_inside("show", job_id)) == JOB_KEYS | {"children"}
+    assert set(cli.json_inside("show", job_id)) == JOB_KEYS | {"children", "partial_result"}
     assert set(cli.json_inside("output", job_id)) == JOB_KEYS
     (stopped,) = cli.json_inside("stop", job_id)["jobs"]
     assert set(stopped) == {"job_id", "status", "cancel_requested_at", "cancel_reason"}
