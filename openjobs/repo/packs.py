@@ -37,13 +37,18 @@ MIN_DELTA_BYTES = 400
 
 PACK_HEADER_BYTES = 12
 IDX_NAMES_AT = 8 + 4 * 256
+#: how much of a pack is read at once
 _CHUNK = 4096
+#: how much is compared at once
+_BLOCK = 16 << 10
 _ZLIB_LEVEL = 1
 _SMALL_BYTES = 4096
 
 
 def object_id(kind: int, data: bytes) -> bytes:
     """The 20-byte id of an object."""
+    if len(data) < _SMALL_BYTES:
+        return hashlib.sha1(b"%s %d\0%s" % (KIND_NAMES[kind], len(data), data)).digest()
     digest = hashlib.sha1(b"%s %d\0" % (KIND_NAMES[kind], len(data)))
     digest.update(data)
     return digest.digest()
@@ -55,10 +60,12 @@ def object_id(kind: int, data: bytes) -> bytes:
 def common_prefix(one: bytes, other: bytes) -> int:
     """How many first bytes agree: whole blocks are compared at memcmp's speed, the one that differs is halved."""
     limit = min(len(one), len(other))
-    at = 0
-    while at < limit and one[at : at + _CHUNK] == other[at : at + _CHUNK]:
-        at += _CHUNK
-    low, high = min(at, limit), min(at + _CHUNK, limit)
+    low = 0
+    while low < limit and one[low : low + _BLOCK] == other[low : low + _BLOCK]:
+        low += _BLOCK
+    if low >= limit:
+        return limit
+    high = min(low + _BLOCK, limit)
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
@@ -69,19 +76,18 @@ def common_prefix(one: bytes, other: bytes) -> int:
 
 
 def common_suffix(one: bytes, other: bytes, limit: int) -> int:
-    """How many last bytes agree, `limit` at most."""
-    ends = len(one), len(other)
-
-    def same(start: int, stop: int) -> bool:
-        return one[ends[0] - stop : ends[0] - start] == other[ends[1] - stop : ends[1] - start]
-
-    at = 0
-    while at < limit and same(at, min(at + _CHUNK, limit)):
-        at += _CHUNK
-    low, high = min(at, limit), min(at + _CHUNK, limit)
+    """How many last bytes agree, `limit` at most; found as the prefix is."""
+    end, other_end, low = len(one), len(other), 0
+    while low < limit:
+        high = min(low + _BLOCK, limit)
+        if one[end - high : end - low] != other[other_end - high : other_end - low]:
+            break
+        low = high
+    else:
+        return low
     while low < high:
         middle = (low + high + 1) // 2
-        if same(low, middle):
+        if one[end - middle : end - low] == other[other_end - middle : other_end - low]:
             low = middle
         else:
             high = middle - 1
@@ -168,12 +174,12 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def deflate(data: bytes) -> bytes:
+def deflate(data: bytes, level: int = _ZLIB_LEVEL) -> bytes:
     """zlib, quick. Its tables cost more to set up than a commit costs to compress (80 against 10 µs), so
     small data gets small ones."""
     if len(data) > _SMALL_BYTES:
-        return zlib.compress(data, _ZLIB_LEVEL)
-    deflater = zlib.compressobj(_ZLIB_LEVEL, zlib.DEFLATED, 12, 4)
+        return zlib.compress(data, level)
+    deflater = zlib.compressobj(level, zlib.DEFLATED, 12, 4)
     return deflater.compress(data) + deflater.flush()
 
 
@@ -401,13 +407,15 @@ class RollingPack:
         base_at = self._at.get(base) if base is not None else None
         depth = self._depth.get(base_at, 0) + 1 if base_at is not None else 0
         raw = b""
+        # A small tree is mostly ids, which nothing makes smaller.
+        level = 0 if kind == TREE and len(data) < 1024 else _ZLIB_LEVEL
         if base_at is not None and depth <= MAX_CHAIN and len(data) >= MIN_DELTA_BYTES:
             delta = make_delta(base_data, data)
             if len(delta) < len(data) // 2:
                 head = entry_header(OFS_DELTA, len(delta)) + offset_bytes(at - base_at)
-                raw = head + deflate(delta)
+                raw = head + deflate(delta, 0 if kind == TREE else _ZLIB_LEVEL)
                 self._depth[at] = depth
-        self._append(sha, raw or entry_header(kind, len(data)) + deflate(data))
+        self._append(sha, raw or entry_header(kind, len(data)) + deflate(data, level))
         self.commits += kind == COMMIT
 
     def _append(self, sha: bytes, raw: bytes) -> None:
