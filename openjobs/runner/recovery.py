@@ -75,8 +75,10 @@ class Recovery:
             try:
                 jobs = [job for job in self._store.unfinished(session_id) if self.is_orphan(job)]
                 ended += [self._end(job) for job in reversed(jobs)]
+                self._store.active.clear(runner_id, session_id)
             except LookupError:
                 log.info("session %s of runner %s is gone", session_id, runner_id)
+                self._store.active.clear(runner_id, session_id)
             except (OpenJobsError, OSError) as error:
                 complete = False
                 log.warning("session %s of dead runner %s could not be recovered: %s", session_id, runner_id, error)

@@ -452,6 +452,8 @@ class JobRunner:
 
     def _remove_lease(self) -> None:
         try:
+            for session_id in self.store.active.sessions(self.runner_id):
+                self.store.active.clear(self.runner_id, session_id)
             self.store.leases.remove(self.runner_id)
         except OSError as error:
             log.warning("the lease of this runner could not be removed: %s", error)
