@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 
 import pytest
@@ -179,3 +180,28 @@ def test_a_prefix_finds_all_that_begin_with_it_in_order() -> None:
     """The caller decides by their number: none, one, or ambiguous."""
     assert ids.starting_with("ab", ["abc", "b", "abd"]) == ["abc", "abd"]
     assert ids.short(GOOD_JOB) == "0d6f0b1e"
+
+
+def test_ids_are_random_uuids_and_never_the_same() -> None:
+    """Ten thousand of them, version 4, all different."""
+    made = [ids.new_id() for _ in range(10_000)]
+    assert len(set(made)) == len(made)
+    assert {uuid.UUID(each).version for each in made} == {4}
+    assert [ids.check_job_id(each) for each in made] == made
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_makes_ids_of_its_own() -> None:
+    """Ids that the parent made in advance are not the child's too."""
+    ids.new_id()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, " ".join(ids.new_id() for _ in range(100)).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        theirs = pipe.read().split()
+    os.waitpid(child, 0)
+    assert len(theirs) == 100
+    assert not {ids.new_id() for _ in range(1000)} & set(theirs)
