@@ -445,6 +445,14 @@ class JobStore(ABC):
             raise self._unknown_session(session_id)
         return check_session(self, session_id)
 
+    def heal(self, session_id: str) -> None:
+        """Remove what a killed writer left in a session (locks, temporary files, half a pack), and put
+        work tree and index back to the newest commit; the next write would do the same.
+        Raises `SessionBusy`, `StoreWriteFailed`, `Damaged`."""
+        operation = Operation(decide=lambda view: None, result=lambda: None, give_up_at=self._give_up_at())
+        self._committer.add(session_id, [operation])
+        operation.future.result()
+
     def gc(self, session_id: str) -> Collected:
         """Bring one session's repository to its smallest size. Raises `SessionBusy`, `StoreWriteFailed`."""
         before = self._size_bytes(session_id)
