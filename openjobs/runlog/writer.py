@@ -27,6 +27,7 @@ import fcntl
 import os
 import threading
 import weakref
+from collections.abc import Generator
 from types import TracebackType
 
 import attrs
@@ -111,8 +112,7 @@ class RunLogWriter:
     @property
     def state(self) -> LogState:
         """What is in the log. After an error, what the sidecar says once it has been read again."""
-        with self._turn:
-            self._ready()
+        with self._ready():
             return self._state
 
     # --- what it takes -----------------------------------------------------------------------------
@@ -123,8 +123,7 @@ class RunLogWriter:
         Once; the same again does nothing. Raises `SourceMismatch` for another source.
         """
         check_text(source, "the identity of a source")
-        with self._turn:
-            self._ready()
+        with self._ready():
             if self._state.source == source:
                 return
             if self._state.accepted:
@@ -134,8 +133,7 @@ class RunLogWriter:
 
     def append(self, data: bytes) -> None:
         """Bytes of ours, for instance a diagnostic. More than 56 KiB become several appends."""
-        with self._turn:
-            self._ready()
+        with self._ready():
             self._refuse_if_complete()
             for begin in range(0, len(data), PENDING_MOST_BYTES):
                 self._put(data[begin : begin + PENDING_MOST_BYTES], self._state)
@@ -146,8 +144,7 @@ class RunLogWriter:
         With `more`, readers see them with the next call, or `flush`; they are durable now.
         """
         data = stdout + stderr
-        with self._turn:
-            self._ready()
+        with self._ready():
             self._refuse_if_complete()
             if not self._state.accepted:
                 raise InvalidTransition("nobody accepted this run yet, so it has no output", status="not accepted")
@@ -161,8 +158,7 @@ class RunLogWriter:
 
     def flush(self) -> None:
         """Show readers what is in the log."""
-        with self._turn:
-            self._ready()
+        with self._ready():
             self._show()
 
     def complete(self, outcome: str, ending: Ending = Ending.DRAINED, event: bytes = b"") -> None:
@@ -172,8 +168,7 @@ class RunLogWriter:
         that accepted the run, `NEVER_STARTED` that none did; else `InvalidTransition`.
         """
         completion = Completion(outcome=check_text(outcome, "an outcome"), ending=ending)
-        with self._turn:
-            self._ready()
+        with self._ready():
             if self._state.completion == completion:
                 return
             self._refuse_if_complete()
@@ -184,9 +179,11 @@ class RunLogWriter:
 
     def close(self) -> None:
         """Give the log up. What `more` held back is shown, unless an error left the state unknown."""
+        if os.getpid() != self._pid:
+            return  # its descriptors were closed when it was forked
         with self._turn:
             try:
-                if self._log_fd >= 0 and os.getpid() == self._pid and not self._unsure:
+                if self._log_fd >= 0 and not self._unsure:
                     self._show()
             finally:
                 self._close_files()
@@ -361,13 +358,18 @@ class RunLogWriter:
 
     # --- being alive -----------------------------------------------------------------------------------
 
-    def _ready(self) -> None:
+    @contextlib.contextmanager
+    def _ready(self) -> Generator[None, None, None]:
+        """This thread's turn, with a state that is known."""
+        # First: in a child the lock may be held by a thread that was not copied.
         if os.getpid() != self._pid:
             raise ForkedProcess
-        if self._log_fd < 0:
-            raise Closed("this log's writer is closed")
-        if self._unsure:
-            self._reload()
+        with self._turn:
+            if self._log_fd < 0:
+                raise Closed("this log's writer is closed")
+            if self._unsure:
+                self._reload()
+            yield
 
     def _refuse_if_complete(self) -> None:
         if self._state.completion is not None:

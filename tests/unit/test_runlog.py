@@ -230,8 +230,11 @@ def test_a_closed_writer_and_a_forked_one_refuse(run: Path) -> None:
     log = opened(run)
     log.append(b"x")
     read_end, write_end = os.pipe()
-    pid = os.fork()
+    with log._turn:  # as if another thread were in the middle of a call
+        pid = os.fork()
     if pid == 0:
+        log._turn = threading.Lock()
+        log._turn.acquire()
         answer = b"wrote"
         try:
             log.append(b"y")
