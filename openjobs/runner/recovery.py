@@ -73,6 +73,7 @@ class Recovery:
         complete = True
         for session_id in self._store.active.sessions(runner_id):
             try:
+                self._store.heal(session_id)
                 jobs = [job for job in self._store.unfinished(session_id) if self.is_orphan(job)]
                 ended += [self._end(job) for job in reversed(jobs)]
                 self._store.active.clear(runner_id, session_id)

@@ -29,7 +29,7 @@ from ..errors import (
     UnknownSession,
 )
 from ..ids import IdMaker, check_job_id, check_node_id, check_session_id, is_prefix, new_id, short
-from ..jobs import UNFINISHED, Event, Job, JobStatus, Started
+from ..jobs import UNFINISHED, Event, Job, JobStatus, Queued, Started
 from ..repo import Change, CommitInfo, Repository, View
 from ..session import Documents, Memory, Meta, Node, meta
 from .change import JobChange, job_changed, job_created, refuse_again, refuse_child_of
@@ -195,6 +195,8 @@ class JobStore(ABC):
             job,
             attach_id=job.attach_id or self.new_id(),
             user_msg_id=job.user_msg_id or self.new_id(),
+            # From the first commit on: a crash before `queued` must leave a job that recovery can end.
+            runner_id=job.runner_id or next((e.runner_id for e in events if isinstance(e, Queued)), None),
         )
         entry = Entry(job_id=job.job_id, session_id=session_id, parent_job_id=job.parent_job_id, key=key)
         change = JobChange(job)

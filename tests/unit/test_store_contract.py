@@ -80,7 +80,7 @@ def test_a_job_walks_from_pending_to_completed_and_each_step_is_one_commit(store
     trail = store.history(job.job_id)
     assert [t.status.value for t in trail] == ["pending", "queued", "running", "completed"]
     assert len({t.commit_id for t in trail}) == 4
-    assert [t.runner_id for t in trail] == [None, "r1", "r1", "r1"]
+    assert [t.runner_id for t in trail] == ["r1", "r1", "r1", "r1"]
 
 
 def test_times_are_those_of_the_call(store: JobStore, sid: str, clock: FakeClock) -> None:
