@@ -5,7 +5,7 @@ rest of the world what it leaves in the run's directory (layout.py). In order:
 
 1. read what to run; lock `keeper`, or refuse: the run has a keeper, or was run before, or is lost
 2. report who it is, and wait for the worker's `g`; end of file instead: recorded as never started
-3. write `started`; start the command; add its identity to `started`
+3. write down that the command is started; start it; write down its identity
 4. copy both pipes to their files, watch for the end, the timeout, the output limit, a stop
 5. the command has ended: take what is in the pipes now, make `exit.json` durable, tell the worker
 6. end what is left of the tree; `swept.json` names what could not be ended
@@ -14,8 +14,8 @@ rest of the world what it leaves in the run's directory (layout.py). In order:
 ("tell me once when there is output"). Keeper to worker: lines of JSON with `event`: `keeper`, `refused`,
 `started`, `ended`; and the line `+` for output. The keeper never waits for the worker to read.
 
-*Guarantees.* One run's command is started at most once, whoever dies. Without `started` it did not run. An exit
-record that can be read is true and durable, and so are the bytes it counts.
+*Guarantees.* One run's command is started at most once, whoever dies. Unless `keeper` says `started_at` it did
+not run. An exit record that can be read is true and durable, and so are the bytes it counts.
 *Assumptions.* Single-threaded, in a session of its own; the run's directory stays.
 
 Only the standard library, and little of it: this runs once per command, without site packages.
@@ -39,7 +39,7 @@ import time
 from ..durable.disk import Disk
 from . import layout
 from .identity import Identity, Member, System
-from .order import OrderEncoder
+from .order import STREAMS, OrderEncoder
 from .tree import TASK_VARIABLE, Ending, find
 
 TYPE_CHECKING = False
@@ -67,10 +67,11 @@ class Refusal(Exception):
 class _Stream:
     """One pipe of the command, and the file its bytes go to."""
 
-    def __init__(self, index: int, pipe: int, file: int) -> None:
+    def __init__(self, index: int, pipe: int) -> None:
         self.index = index
         self.pipe = pipe
-        self.file = file
+        #: made with the first byte that is kept; -1 before
+        self.file = -1
         #: bytes in the file
         self.kept = 0
         #: bytes that came
@@ -86,6 +87,7 @@ class Keeper:
         self._system = system
         self._request: dict[str, Any] = {}
         self._dir = ""
+        self._lock = -1
         self._me: Identity | None = None
         self._subreaper = False
         self._wake = -1
@@ -121,7 +123,7 @@ class Keeper:
         self._read_request()
         self._subreaper = _become_subreaper()
         try:
-            lock = self._take_lock()
+            self._take_lock()
         except Refusal as refusal:
             self._tell(event="refused", reason=str(refusal))
             return
@@ -132,7 +134,7 @@ class Keeper:
         elif self._start():
             self._tell(event="started", child=self._child.to_json() if self._child else None)
             self._keep()
-        os.close(lock)
+        os.close(self._lock)
 
     def _keep(self) -> None:
         poll = select.poll()
@@ -252,12 +254,12 @@ class Keeper:
             self._disk.durable = False
         self._channel.setblocking(False)
 
-    def _take_lock(self) -> int:
-        """The descriptor that holds `keeper`. Raises `Refusal`.
+    def _take_lock(self) -> None:
+        """Hold `keeper`, and say in it who we are. Raises `Refusal`.
 
         Who looks whether a keeper lives, or buries a run, holds the lock for a moment; hence the patience.
         """
-        fd = self._disk.open_update(self._path(layout.KEEPER))
+        self._lock = fd = self._disk.open_update(self._path(layout.KEEPER))
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             try:
@@ -269,13 +271,12 @@ class Keeper:
                 time.sleep(0.005)
         if os.path.lexists(self._path(layout.LOST)):
             raise Refusal("lost")
-        if any(os.path.lexists(self._path(name)) for name in (layout.STARTED, layout.EXIT)):
+        if os.path.lexists(self._path(layout.EXIT)) or os.pread(fd, 4096, 0).partition(b"\n")[2]:
             raise Refusal("used")
         self._me = self._system.identify(os.getpid())
         assert self._me is not None
         self._disk.truncate(fd, 0)
-        self._disk.write(fd, _dump(self._me.to_json()))
-        return fd
+        self._disk.write(fd, _dump(self._me.to_json()) + b"\n")
 
     def _may_go(self) -> bool:
         """Whether the worker said go. A stop that came first wins."""
@@ -309,19 +310,18 @@ class Keeper:
     def _start(self) -> bool:
         """False when it could not be started, which is recorded then.
 
-        1. `started` says that the command may have run
+        1. `started_at` is written: the command may have run
         2. it is started (by vfork, so it costs no copy of this process)
-        3. `started` gets its identity as well
+        3. its identity is written
         Killed between 1 and 2 it did not run, and between 2 and 3 only the mark in its environment finds it.
+        Nothing here is synced: it is for who comes after our death, and a power cut ends the command as well.
         """
         try:
             self._started_at = _now()
-            started = self._disk.create(self._path(layout.STARTED))
-            self._disk.write(started, _dump({"child": None, "started_at": self._started_at}))
+            self._disk.write(self._lock, _dump({"started_at": self._started_at}) + b"\n")
             ends = self._open_streams()
-            self._order = self._disk.create(self._path(layout.ORDER))
         except OSError as error:
-            self._not_started(error, "its files")
+            self._not_started(error, "what it needs")
             return False
         env = dict(self._request["env"])
         env[TASK_VARIABLE] = self._request["task_id"]
@@ -350,20 +350,18 @@ class Keeper:
         # Where a zombie does not tell when it started, the identity is one that nothing proves.
         self._child = self._system.identify(process.pid, zombie=True) or Identity(process.pid, 0, self._system.boot())
         try:
-            os.lseek(started, 0, os.SEEK_SET)
-            self._disk.write(started, _dump({"child": self._child.to_json(), "started_at": self._started_at}))
+            self._disk.write(self._lock, _dump({"child": self._child.to_json()}) + b"\n")
         except OSError:
             pass  # without it, who buries us has the mark
-        os.close(started)
         return True
 
     def _open_streams(self) -> list[int]:
         """The ends of two pipes that the command gets."""
         ends = []
-        for index, name in enumerate((layout.STDOUT, layout.STDERR)):
+        for index in (0, 1):
             pipe, end = os.pipe()
             os.set_blocking(pipe, False)
-            stream = _Stream(index, pipe, self._disk.create(self._path(name)))
+            stream = _Stream(index, pipe)
             self._all_streams.append(stream)
             self._streams[pipe] = stream
             ends.append(end)
@@ -401,13 +399,17 @@ class Keeper:
         keep = data[:room]
         if keep:
             try:
+                if stream.file < 0:
+                    stream.file = self._disk.create(self._path(STREAMS[stream.index]))
+                if self._order < 0:
+                    self._order = self._disk.create(self._path(layout.ORDER))
                 self._disk.write(stream.file, keep)
                 stream.kept += len(keep)
                 self._disk.write(self._order, self._encoder.entry(stream.index, len(keep)))
             except OSError as error:
                 # The command goes on; what it writes from here is counted and named as not kept.
                 self._output_error = f"output could not be written: {os.strerror(error.errno or 0)}"
-                stream.kept = os.fstat(stream.file).st_size
+                stream.kept = os.fstat(stream.file).st_size if stream.file >= 0 else 0
                 return
         if len(keep) < len(data) and not self._cut:
             self._cut = True

@@ -2,8 +2,7 @@
 
 | file | written by | what it means |
 |---|---|---|
-| `keeper` | keeper | locked as long as the keeper lives; holds its identity |
-| `started` | keeper | the command may have run: without it nothing ran. Its identity, as soon as it has one |
+| `keeper` | keeper | locked as long as the keeper lives; lines of JSON, see below |
 | `stdout`, `stderr`, `order` | keeper | the native streams and the order they came in (order.py) |
 | `stop` | anybody | a request: reason and grace; the keeper looks at it when it is signalled |
 | `exit.json` | keeper | how it ended; written once, durable before anybody hears of it |
@@ -11,13 +10,15 @@
 | `keeper.fault` | keeper | a traceback: the keeper had a fault of its own and left |
 | `lost` | who buries it | nobody will ever know; a late keeper starts nothing |
 
+The lines of `keeper`, each written once: the keeper's identity; `started_at`, before the command can run, so that
+without it nothing ran; `child`, the command's identity. A stream's file is made with its first byte.
+
 Only the standard library at import: the keeper uses this.
 """
 
 from __future__ import annotations
 
 KEEPER = "keeper"
-STARTED = "started"
 STDOUT = "stdout"
 STDERR = "stderr"
 ORDER = "order"

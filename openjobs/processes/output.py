@@ -16,7 +16,7 @@ import attrs
 from ..errors import Damaged, InvalidInput
 from . import layout
 from .order import STREAMS, Order
-from .rundir import ExitRecord, is_lost, keeper_lives, read_exit
+from .rundir import ExitRecord, is_lost, keeper_lives, may_have_started, read_exit
 
 #: most that one read gives
 MAX_LIMIT = 16 * 2**20
@@ -68,7 +68,7 @@ class Streams:
         lives = keeper_lives(run_dir) and not is_lost(run_dir)
         self.record: ExitRecord | None = read_exit(run_dir)
         #: whether all that there will be is there
-        self.final = self.record is not None or (not lives and os.path.lexists(run_dir / layout.STARTED))
+        self.final = self.record is not None or (not lives and may_have_started(run_dir))
         self._fds = [_open(run_dir / name) for name in (layout.STDOUT, layout.STDERR, layout.ORDER)]
         if self.record is not None:
             self._ends = [self.record.stdout_bytes, self.record.stderr_bytes]

@@ -138,13 +138,18 @@ def keeper_lives(run_dir: Path) -> bool:
 
 def keeper_identity(run_dir: Path) -> Identity | None:
     """Who the run's keeper is or was; None before it wrote that down. Only a claim until `System` proves it."""
-    return _identity(_read(run_dir / layout.KEEPER, strict=False))
+    return _identity(_keeper_line(run_dir, 0))
 
 
 def child_identity(run_dir: Path) -> Identity | None:
     """Who the run's command is or was; None when it never came so far. Only a claim until `System` proves it."""
-    value = _read(run_dir / layout.STARTED, strict=False)
-    return _identity(value.get("child")) if value is not None else None
+    value = _keeper_line(run_dir, 2)
+    return _identity(value.get("child")) if isinstance(value, dict) else None
+
+
+def may_have_started(run_dir: Path) -> bool:
+    """Whether the keeper wrote down that it starts the command; without that nothing ran."""
+    return bool(_bytes(run_dir / layout.KEEPER).partition(b"\n")[2])
 
 
 def is_lost(run_dir: Path) -> bool:
@@ -239,7 +244,7 @@ def bury(
     process by proven identity, everybody by the run's variable in the environment. May be repeated.
 
     `boot` is the boot in which the run was begun, from the caller's own records. Only in that boot the absence
-    of `started` proves that nothing ran: the file is not synced, so a power cut may have taken it.
+    of `started_at` proves that nothing ran: it is not synced, so a power cut may have taken it.
     """
     disk.make_dirs(run_dir)
     fd = disk.open_update(run_dir / layout.KEEPER)
@@ -251,7 +256,7 @@ def bury(
         record = read_exit(run_dir)
         keeper = keeper_identity(run_dir)
         same_boot = system.boot() == (keeper.boot if keeper is not None else boot)
-        started = os.path.lexists(run_dir / layout.STARTED)
+        started = may_have_started(run_dir)
         if record is None and not is_lost(run_dir):
             disk.replace(run_dir / layout.LOST, json.dumps({"lost_at": time.time(), "task_id": task_id}).encode())
     finally:
@@ -294,26 +299,40 @@ def _identity(value: object) -> Identity | None:
         return None
 
 
-def _read(path: Path, *, strict: bool = True) -> dict[str, Any] | None:
-    """The object in a small JSON file; None where there is none. Raises `Damaged`; with `strict` False that
-    is None, too (the keeper's own file is written in place)."""
+def _read(path: Path) -> dict[str, Any] | None:
+    """The object in a small JSON file; None where there is none. Raises `Damaged`."""
+    data = _bytes(path)
+    if not data and not os.path.lexists(path):
+        return None
+    value = _parse(data)
+    if not isinstance(value, dict):
+        raise Damaged(f"{path} is not what a keeper writes", path=str(path))
+    return value
+
+
+def _keeper_line(run_dir: Path, number: int) -> object:
+    """What the keeper wrote in that line, when it is whole; else None."""
+    lines = _bytes(run_dir / layout.KEEPER).split(b"\n")
+    return _parse(lines[number]) if number < len(lines) - 1 else None
+
+
+def _parse(data: bytes) -> object:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _bytes(path: Path) -> bytes:
+    """A small file's content; nothing where there is none. Raises `Damaged`; waits for no pipe, follows no link."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return b""
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}", path=str(path)) from None
     with open(fd, "rb") as file:
-        data = file.read(_MAX_BYTES)
-    try:
-        value = json.loads(data)
-        if isinstance(value, dict):
-            return value
-    except (ValueError, RecursionError):
-        pass
-    if strict:
-        raise Damaged(f"{path} is not what a keeper writes", path=str(path))
-    return None
+        return file.read(_MAX_BYTES)
 
 
 @contextlib.contextmanager

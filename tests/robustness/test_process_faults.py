@@ -149,7 +149,7 @@ def test_a_forged_keeper_is_not_told_to_stop(tmp_path: Path) -> None:
             Identity(-1, real.start, real.boot).to_json(),
         ]
         for lie in lies:
-            (tmp_path / layout.KEEPER).write_text(json.dumps(lie))
+            (tmp_path / layout.KEEPER).write_text(json.dumps(lie) + "\n")
             assert not rundir.request_stop(tmp_path, disk=RELAXED, system=system)
             assert not (tmp_path / layout.STOP).exists()
         assert process.poll() is None
@@ -159,15 +159,16 @@ def test_a_forged_keeper_is_not_told_to_stop(tmp_path: Path) -> None:
         process.wait()
 
 
-def test_a_burial_ends_nobody_by_a_forged_start_record(tmp_path: Path) -> None:
-    """`started` names a process that was never the run's: it lives on."""
+def test_a_burial_ends_nobody_by_a_forged_identity(tmp_path: Path) -> None:
+    """`keeper` names a process that was never the run's: it lives on."""
     system = this_system()
     process = subprocess.Popen(["sleep", "300"], start_new_session=True)
     try:
         real = system.identify(process.pid)
         assert real is not None
         for lie in (Identity(real.pid, real.start - 1, real.boot), Identity(real.pid, real.start, "other")):
-            (tmp_path / layout.STARTED).write_text(json.dumps({"child": lie.to_json()}))
+            lines_of_a_keeper = [real.to_json(), {"started_at": "now"}, {"child": lie.to_json()}]
+            (tmp_path / layout.KEEPER).write_text("".join(json.dumps(line) + "\n" for line in lines_of_a_keeper))
             burial = settle(tmp_path)
             assert burial.may_have_run
             assert process.poll() is None
@@ -408,7 +409,9 @@ def test_any_record_is_read_or_called_damaged(record: bytes, changed: dict[str, 
     for data in (record, json.dumps({**good, **changed}).encode(), record[:100] * 1000, b'{"a":' * 50_000):
         (tmp_path / layout.EXIT).write_bytes(data)
         (tmp_path / layout.KEEPER).write_bytes(data)
-        (tmp_path / layout.STARTED).write_bytes(data)
+        rundir.keeper_identity(tmp_path)
+        rundir.child_identity(tmp_path)
+        (tmp_path / layout.KEEPER).write_bytes(data + b"\n" + data + b"\n" + data + b"\n")
         rundir.keeper_identity(tmp_path)
         rundir.child_identity(tmp_path)
         try:
@@ -428,10 +431,7 @@ def test_any_order_is_read_or_called_damaged(
     (tmp_path / layout.ORDER).write_bytes(order)
     (tmp_path / layout.STDOUT).write_bytes(stdout)
     (tmp_path / layout.STDERR).write_bytes(b"e" * 10)
-    if final:
-        (tmp_path / layout.STARTED).write_bytes(b"{}")
-    else:
-        (tmp_path / layout.STARTED).unlink(missing_ok=True)
+    (tmp_path / layout.KEEPER).write_bytes(b"{}\n{}\n" if final else b"")
     for start in (0, offset % 70, offset):
         try:
             assert len(read_output(tmp_path, "mixed", start, 60).data) <= 60

@@ -58,6 +58,12 @@ def settle(run_dir: Path, *, grace_s: float = 0.2) -> rundir.Burial:
     return eventually(bury)
 
 
+def written(run_dir: Path, stream: str = "stdout") -> bytes:
+    """What has arrived; a stream's file is made with its first byte."""
+    path = run_dir / stream
+    return path.read_bytes() if path.exists() else b""
+
+
 def marked() -> list[int]:
     """The living processes that carry the mark of this test's commands."""
     system = this_system()
