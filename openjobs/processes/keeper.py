@@ -223,7 +223,7 @@ class Keeper:
             return str(value.get("reason") or ""), default if grace_s is None else max(0.0, float(grace_s))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
             # Somebody asked, only not in words that can be read.
             return "", default
 

@@ -416,7 +416,16 @@ def test_a_stopped_keeper_acts_on_a_stop(tmp_path: Path, template: Template) -> 
         assert started.wait_gone(BOUND_S)
 
 
-@pytest.mark.parametrize("what", ["pipe", "directory", "link", "nonsense"])
+NONSENSE = {
+    "torn": b'{"grace_s": "soon"',
+    "huge": b'{"grace_s": 1' + b"0" * 400 + b"}",
+    "deep": b"[" * 60_000,
+    "list": b"[]",
+    "negative": b'{"grace_s": -5, "reason": null}',
+}
+
+
+@pytest.mark.parametrize("what", ["pipe", "directory", "link", *NONSENSE])
 def test_a_command_cannot_make_its_keeper_deaf(what: str, tmp_path: Path, template: Template) -> None:
     """Whatever the command put in the place of the request, the keeper ends it when it is asked."""
     run_dir = _new(tmp_path)
@@ -430,11 +439,11 @@ def test_a_command_cannot_make_its_keeper_deaf(what: str, tmp_path: Path, templa
         elif what == "link":
             stop.symlink_to(tmp_path / "elsewhere")
         else:
-            stop.write_bytes(b'{"grace_s": "soon"')
+            stop.write_bytes(NONSENSE[what])
         assert this_system().send(started.keeper, getattr(signal, layout.STOP_SIGNAL_NAME))
         record = started.wait(BOUND_S)
         assert record is not None
-        assert record.stopped_by == "term"
+        assert record.stopped_by == ("kill" if what == "negative" else "term")
         assert started.wait_gone(BOUND_S)
 
 
