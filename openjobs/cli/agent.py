@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 #: how long an interrupted command line waits for its job to end: a command that ignores TERM is killed after 5 s
 STOP_S = 10.0
+
+#: a hand-over that was interrupted half-way has landed, or failed, within the product of both
+TRIES = 20
+PAUSE_S = 0.1
 
 
 @command("agent")
@@ -184,7 +189,7 @@ class _Turn:
         assert job_id is not None
         clear = output.fresh_line()  # the terminal has written ^C there
         try:
-            job = self.cancel(job_id, reason=reason)
+            job = self._cancel(job_id, reason)
         except UnknownJob:
             output.note(f"{clear}{reason} before the job was written down; nothing runs")
             return
@@ -199,6 +204,15 @@ class _Turn:
             output.note(clear + status_line(job))
         else:
             output.note(f"job {job_id[:8]} has not ended yet; it was asked to stop")
+
+    def _cancel(self, job_id: str, reason: str) -> Job:
+        """Ask for the end of a job that may be on its way into the store at this very moment."""
+        for _ in range(TRIES):
+            try:
+                return self.cancel(job_id, reason=reason)
+            except UnknownJob:
+                time.sleep(PAUSE_S)
+        return self.cancel(job_id, reason=reason)
 
 
 def _ended(state: State, job: Job) -> Job:

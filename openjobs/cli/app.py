@@ -162,7 +162,10 @@ def _tell_json(error: Exception, said: str, code: int) -> None:
 
 def main(args: Sequence[str] | None = None) -> Any:
     """The console script."""
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # until the process ends
+        stream = getattr(sys, name)
         # A terminal or locale that lacks a character gets its number instead of a traceback.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -43,7 +43,7 @@ def _wait(state: State, ids: list[str], any_: bool, timeout: float | None) -> li
     """The jobs in the order given, as they stand at the end; each is told as it ends."""
     started = time.monotonic()
     end = None if timeout is None else started + timeout
-    latest = {job.job_id: job for job in state.await_jobs(ids, "all", 0)}
+    latest = {job_id: state.client.get(job_id) for job_id in ids}
     told: set[str] = set()
     while True:
         ended = [job for job in latest.values() if job.terminal and job.job_id not in told]

@@ -81,8 +81,14 @@ def drawing(
         redirect_stderr=False,
         vertical_overflow="crop",
     )
-    with live:
+    live.start()
+    try:
         yield
+    finally:
+        try:
+            live.stop()
+        except OSError:
+            pass  # the terminal is gone; what the block raised (its signal) matters more
 
 
 @contextmanager

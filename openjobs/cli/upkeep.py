@@ -44,7 +44,8 @@ def fsck_command(state: State, sessions: tuple[str, ...]) -> int:
         found = [{"where": finding.where, "what": finding.what} for finding in report.findings]
         reports.append({"session_id": session_id, "counts": dict(report.counts), "findings": found})
         if not state.json:
-            counts = ", ".join(f"{count:,} {one_line(name)}" for name, count in report.counts.items())
+            told = [(count, one_line(name)) for name, count in report.counts.items() if name != "sessions"]
+            counts = ", ".join(f"{count:,} {name}" for count, name in told)
             verdict = plural(len(found), "finding") if found else "ok"
             output.line(f"{session_id}: {verdict} ({counts})")
             output.lines(["  " + one_line(f"{finding['where']}: {finding['what']}") for finding in found])

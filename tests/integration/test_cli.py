@@ -150,6 +150,26 @@ def test_a_foreground_job_uses_the_host_that_lives(cli: Cli) -> None:
     assert len({job["runner_id"] for job in cli.json("list")["jobs"]}) == 1
 
 
+def test_a_job_on_the_only_worker_may_wait_for_its_children(cli: Cli) -> None:
+    """In a pool of one the parent's slot is lent while its command waits, in each of the three ways to wait."""
+    openjobs = shlex.join(cli.command())
+    script = f"""
+        {openjobs} agent --agent echo 'in the foreground'
+        id=$({openjobs} agent --agent shell --background 'echo waited for')
+        {openjobs} wait $id >/dev/null
+        {openjobs} output --wait $id
+    """
+    job_id = cli.run("agent", "--agent", "shell", "-b", script, env={"OPENPROGRAM_JOB_WORKERS": "1"}).out.strip()
+    done = cli.run("output", job_id, "--wait", "--timeout", "50")
+    assert [line for line in done.out.splitlines() if not line.startswith("job ")] == [
+        "in the foreground",
+        "waited for",
+    ]
+    jobs = cli.json("list", "--parent", job_id)["jobs"]
+    assert [job["status"] for job in jobs] == ["completed", "completed"]
+    assert len({job["runner_id"] for job in jobs}) == 1
+
+
 def test_stop_ends_a_running_job_with_its_reason(cli: Cli) -> None:
     """`stop` returns at once; `wait` and `output` then say cancelled, with the partial text kept."""
     job_id = background(cli, "echo so far; sleep 60")
@@ -559,6 +579,24 @@ def test_recover_ends_what_a_killed_process_left(cli: Cli, tmp_path: Path) -> No
     assert cli.json("recover")["jobs"] == []
     if alive(int(pid_file.read_text())):
         os.killpg(int(pid_file.read_text()), signal.SIGKILL)
+
+
+def test_options_of_every_command_may_stand_before_it(cli: Cli, tmp_path: Path) -> None:
+    """`--home` and `--json` before the command mean the same; the nearer `--home` wins over the variable."""
+    quickly(cli, "true", "--job-id", uuid(1))
+    other = {"OPENJOBS_HOME": str(tmp_path / "other")}
+    for args in (["--json", "list", "--home", str(cli.home)], ["--home", str(cli.home), "list", "--json"]):
+        assert [job["job_id"] for job in cli.inside(*args, env=other).json["jobs"]] == [uuid(1)]
+    assert cli.inside("--json", "list", env=other).json["jobs"] == []
+
+
+def test_closed_streams_are_no_trouble(cli: Cli) -> None:
+    """`>&-` and `2>&-`: nothing to write to is nothing to complain about."""
+    for redirect in (">&-", "2>&-", ">&- 2>&-"):
+        line = f"{shlex.join(cli.command('agent', '--agent', 'echo', 'hi'))} {redirect}"
+        done = subprocess.run(["sh", "-c", line], env=cli.env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_version_and_help_work_without_a_home(cli: Cli) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +127,21 @@ def test_ctrl_c_at_the_keyboard_stops_the_job(cli: Cli, tmp_path: Path) -> None:
     assert text.rfind(SHOW_CURSOR) > text.rfind(HIDE_CURSOR)
     (job,) = cli.json("list")["jobs"]
     assert (job["status"], job["cancel_reason"]) == ("cancelled", "interrupted")
+
+
+@pytest.mark.parametrize("with_host", [False, True], ids=["own runner", "host"])
+def test_a_terminal_that_is_closed_stops_the_foreground_job(cli: Cli, tmp_path: Path, with_host: bool) -> None:
+    """Closing the window is SIGHUP: the job is stopped, not left behind and not made an orphan."""
+    if with_host:
+        cli.run("wait", cli.run("agent", "--agent", "echo", "-b", "x").out.strip())
+    ready = tmp_path / "ready"
+    with Terminal(cli.command("agent", "--agent", "shell", f"touch {ready}; sleep 60"), cli.env) as terminal:
+        eventually(ready.exists, 20)
+        terminal.until("running")
+        terminal.hang_up()
+        assert terminal.process.wait(30) == 128 + signal.SIGHUP
+    job = cli.json("list")["jobs"][0]
+    assert (job["status"], job["cancel_reason"]) == ("cancelled", "terminated")
 
 
 def test_list_watch_draws_over_itself_until_ctrl_c(cli: Cli) -> None:

@@ -171,6 +171,11 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
+    def hang_up(self) -> None:
+        """Close the window."""
+        os.close(self._master)
+        self._master = -1
+
     def wait(self) -> int:
         """The exit code; everything it wrote is in `text`."""
         end = time.monotonic() + PATIENCE_S
@@ -187,4 +192,5 @@ class Terminal:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        os.close(self._master)
+        if self._master >= 0:
+            self.hang_up()
