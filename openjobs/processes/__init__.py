@@ -15,6 +15,7 @@ from .rundir import (
     wait_for_exit,
     wait_gone,
 )
+from .source import KeeperSource, source_identity
 from .template import Request, Run, Template, argv_of
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "CommandEnd",
     "ExitRecord",
     "Identity",
+    "KeeperSource",
     "Output",
     "Request",
     "Run",
@@ -36,6 +38,7 @@ __all__ = [
     "read_output",
     "request_stop",
     "run_command",
+    "source_identity",
     "this_system",
     "wait_for_exit",
     "wait_gone",

@@ -65,11 +65,12 @@ def argv_of(command: str | Sequence[str]) -> list[str]:
 
 
 class Template:
-    """Starts keepers, each in two to three milliseconds of fork instead of a whole interpreter's start.
+    """Starts keepers, each for the price of a fork instead of an interpreter's start.
 
     *Guarantees.* No threaded process forks. A template that died is started again by the next `start`. Its
     death, ours, and `close` leave every keeper running. The process is made by the first `start`.
-    *Assumptions.* `close` is called; a child made by fork uses a template of its own (`ForkedProcess`).
+    *Assumptions.* `close` is called; a child made by fork uses a template of its own (`ForkedProcess`). Umask,
+    priority and resource limits of commands are those that we had when the template was started.
     *What the lock protects.* The process and its socket. It is held while a message of one byte is sent, and
     while the template is started, never while a keeper is talked to.
     """
