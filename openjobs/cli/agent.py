@@ -23,6 +23,7 @@ from . import exits, output
 from .options import AGENT_ID, SECONDS, SESSION_ID, command
 from .reading import print_result, status_line, wait_for
 from .state import DEFAULT_SESSION, State
+from .text import short_id
 
 if TYPE_CHECKING:
     from ..host.client import HostClient
@@ -128,7 +129,7 @@ def _in_background(state: State, wanted: _Wanted) -> int:
         output.json_value({**answer, "session_id": request.parent_session_id})
     else:
         output.line(job_id)
-        output.hint(f"runs in the background; `{state.prog} output {job_id[:8]} --wait` prints its result")
+        output.hint(f"runs in the background; `{state.prog} output {short_id(job_id)} --wait` prints its result")
     return exits.COMPLETED
 
 
@@ -194,16 +195,18 @@ class _Turn:
             output.note(f"{clear}{reason} before the job was written down; nothing runs")
             return
         except OpenJobsError as error:
-            output.note(f"{clear}{reason}, but job {job_id[:8]} could not be asked to stop: {exits.explain(error)}")
+            output.note(
+                f"{clear}{reason}, but job {short_id(job_id)} could not be asked to stop: {exits.explain(error)}"
+            )
             return
         if not job.terminal:
-            output.note(f"{clear}{reason}: stopping job {job_id[:8]} (Ctrl-C again leaves at once)")
+            output.note(f"{clear}{reason}: stopping job {short_id(job_id)} (Ctrl-C again leaves at once)")
             clear = ""
             job = _ended(state, job)
         if job.terminal:
             output.note(clear + status_line(job))
         else:
-            output.note(f"job {job_id[:8]} has not ended yet; it was asked to stop")
+            output.note(f"job {short_id(job_id)} has not ended yet; it was asked to stop")
 
     def _cancel(self, job_id: str, reason: str) -> Job:
         """Ask for the end of a job that may be on its way into the store at this very moment."""

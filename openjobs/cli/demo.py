@@ -20,7 +20,7 @@ from . import exits, live, output, shapes, table
 from .options import command
 from .reading import repository_path, session_steps, step_rows
 from .state import State
-from .text import one_line, plural
+from .text import one_line, plural, short_id
 
 if TYPE_CHECKING:
     from ..runner import JobRunner
@@ -144,10 +144,10 @@ class _Cast:
         for job in self.jobs():
             expected = self.ends.get(job.job_id)
             if job.status is not expected:
-                found.append(f"job {job.job_id[:8]} ({one_line(job.subject)}) is {job.status}, not {expected}")
+                found.append(f"job {short_id(job.job_id)} ({one_line(job.subject)}) is {job.status}, not {expected}")
             steps = [step.status for step in state.store.history(job.job_id) if step.kind == "transition"]
             if steps[:1] != [JobStatus.PENDING] or any(to not in EDGES[of] for of, to in pairwise(steps)):
-                found.append(f"job {job.job_id[:8]} went {' → '.join(steps)}")
+                found.append(f"job {short_id(job.job_id)} went {' → '.join(steps)}")
         return found if self.done(self.jobs()) else ["not every job has ended", *found]
 
 
@@ -190,7 +190,7 @@ def _tell_changes(jobs: Sequence[Job], told: dict[str, str]) -> None:
         word = table.status_word(job)
         if told.get(job.job_id) != word:
             told[job.job_id] = word
-            output.line(f"{job.job_id[:8]}  {word:<10}  {one_line(job.subject)}")
+            output.line(f"{short_id(job.job_id)}  {word:<10}  {one_line(job.subject)}")
 
 
 def _report(state: State, cast: _Cast, wrong: Sequence[str]) -> None:
@@ -205,7 +205,9 @@ def _report(state: State, cast: _Cast, wrong: Sequence[str]) -> None:
     output.line("\nWhat they said:\n")
     for job in cast.jobs():
         said = one_line("; ".join(filter(None, (job.result_text, job.error, job.cancel_reason))))
-        output.line(table.to_ansi([(job.job_id[:8], "bold"), (f"  {table.fitted(said, width - 10)}", "")], colour))
+        output.line(
+            table.to_ansi([(short_id(job.job_id), "bold"), (f"  {table.fitted(said, width - 10)}", "")], colour)
+        )
     output.line(f"\n{plural(len(steps), 'commit')}, one for each thing that happened:\n")
     output.lines([table.to_ansi(row, colour) for row in step_rows(steps, width)])
     output.line(f"\nLook yourself:\n  {look}")

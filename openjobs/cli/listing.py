@@ -13,6 +13,7 @@ from ..jobs import TERMINAL, UNFINISHED, Job, JobStatus
 from . import exits, output, shapes, table
 from .options import JOB_ID, SESSION_ID, command, limit_option
 from .state import State
+from .text import short_id
 
 POLL_S = 0.5
 #: a watched list may take a fifth of one processor, however long it is
@@ -84,7 +85,7 @@ def _say_more(state: State, jobs: list[Job], more: bool, filtered: bool) -> None
     if not output.is_terminal(sys.stdout):
         return  # `id=$(openjobs list -n 1 | cut -f1)` knows what it asked for
     if more:
-        output.hint(f"the newest {len(jobs):,}; `--limit 0` shows all, `--before {jobs[-1].job_id[:8]}` the next")
+        output.hint(f"the newest {len(jobs):,}; `--limit 0` shows all, `--before {short_id(jobs[-1].job_id)}` the next")
     elif not jobs:
         first = f"no jobs yet; `{state.prog} agent --agent shell 'echo hello'` runs one"
         output.hint("no such jobs" if filtered else first)

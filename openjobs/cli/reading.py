@@ -18,7 +18,7 @@ from ..jobs import Job
 from . import exits, output, shapes, table
 from .options import JOB_ID, SECONDS, SESSION_ID, command, limit_option
 from .state import DEFAULT_SESSION, State
-from .text import age, duration, one_line, to_json, visible
+from .text import age, duration, one_line, short_id, to_json, visible
 
 if TYPE_CHECKING:
     from ..repo import CommitInfo
@@ -41,7 +41,7 @@ def show_command(state: State, id: str) -> int:  # noqa: A002  # click's name fo
     colour = on_terminal and table.coloured()
     for name, pieces in _facts(job, children, state.store.clock.now(), on_terminal):
         output.line(table.to_ansi([(f"{name:<11}", "dim"), *pieces], colour))
-    more = f"`{state.prog} output {job.job_id[:8]}` prints all" if on_terminal else None
+    more = f"`{state.prog} output {short_id(job.job_id)}` prints all" if on_terminal else None
     texts = (("prompt", job.description), ("error", job.error), ("result", job.result_text), ("so far", partial))
     for name, text in texts:
         if text:
@@ -54,7 +54,7 @@ def _facts(job: Job, children: list[str], now: datetime, local: bool) -> Iterato
     """Name and value, in the order in which they are asked for; what a job does not have is left out."""
     word = table.status_word(job)
     took = table.seconds_taken(job, now)
-    yield "job", [(job.job_id, "bold")]
+    yield "job", [(one_line(job.job_id), "bold")]
     yield "subject", [(one_line(job.subject), "")]
     spent = "" if took is None else f" {'in' if job.terminal else 'for'} {duration(took)}"
     yield "status", [(word, table.STATUS_STYLE[word]), (spent, "")]
@@ -68,7 +68,7 @@ def _facts(job: Job, children: list[str], now: datetime, local: bool) -> Iterato
     if job.parent_job_id:
         yield "parent job", [(one_line(job.parent_job_id), "")]
     if children:
-        yield "children", [(" ".join(child[:8] for child in children[:20]), "")]
+        yield "children", [(" ".join(short_id(child) for child in children[:20]), "")]
     yield "created", [(_time(job.created_at, now, local), "")]
     for name, when in (("queued", job.queued_at), ("started", job.started_at), ("ended", job.completed_at)):
         if when is not None:
@@ -119,7 +119,7 @@ def output_command(state: State, id: str, wait: bool, timeout: float | None) -> 
         job = wait_for(state, job, timeout)
     print_result(state, job)
     if not job.terminal:
-        output.hint(f"`{state.prog} output {job_id[:8]} --wait` waits for the end")
+        output.hint(f"`{state.prog} output {short_id(job_id)} --wait` waits for the end")
     return exits.of_job(job)
 
 
@@ -131,7 +131,7 @@ def wait_for(state: State, job: Job, timeout: float | None = None) -> Job:
 
     def words() -> str:
         waited = duration(time.monotonic() - started)
-        return f"{table.status_word(job)} {waited} · {job.job_id[:8]} · {one_line(job.subject)}"
+        return f"{table.status_word(job)} {waited} · {short_id(job.job_id)} · {one_line(job.subject)}"
 
     with spinner(words):
         end = None if timeout is None else started + timeout
@@ -169,7 +169,13 @@ def status_line(job: Job) -> str:
     colour = output.is_terminal(sys.stderr) and table.coloured()
     verb = "is " if not job.terminal else ""
     return table.to_ansi(
-        [("job ", ""), (job.job_id[:8], "bold"), (f" {verb}", ""), (word, table.STATUS_STYLE[word]), (spent + why, "")],
+        [
+            ("job ", ""),
+            (short_id(job.job_id), "bold"),
+            (f" {verb}", ""),
+            (word, table.STATUS_STYLE[word]),
+            (spent + why, ""),
+        ],
         colour,
     )
 

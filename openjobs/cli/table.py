@@ -53,12 +53,12 @@ def plain(jobs: Iterable[Job]) -> list[str]:
     return [
         "\t".join(
             (
-                job.job_id,
+                one_line(job.job_id),
                 status_word(job),
                 to_text(job.created_at),
                 f"{took:.3f}" if (took := seconds_taken(job, None)) is not None else "-",
                 one_line(job.agent_id),
-                job.parent_session_id,
+                one_line(job.parent_session_id),
                 one_line(job.subject),
             )
         )
@@ -85,7 +85,7 @@ def short_ids(ids: Iterable[str]) -> Callable[[str], str]:
     length = SHORT
     while length < 36 and len({one[:length] for one in known}) < len(set(known)):
         length += 4
-    return lambda one: one[:length]
+    return lambda one: one_line(one[:length])
 
 
 def aligned(jobs: Sequence[Job], now: datetime, width: int, spinner: str = "") -> list[list[Piece]]:
@@ -158,7 +158,7 @@ def _columns(jobs: Sequence[Job], width: int, spinner: str) -> list[Column]:
     if width >= WIDE:
         columns.append(Column("AGENT", lambda job, now: (one_line(job.agent_id), ""), limit=14))
     if width >= NARROW and len({job.parent_session_id for job in jobs}) > 1:
-        columns.append(Column("SESSION", lambda job, now: (job.parent_session_id, ""), limit=20))
+        columns.append(Column("SESSION", lambda job, now: (one_line(job.parent_session_id), ""), limit=20))
     columns.append(Column("SUBJECT", lambda job, now: (one_line(job.subject), "")))
     return columns
 

@@ -37,6 +37,13 @@ def one_line(text: str, limit: int | None = None) -> str:
     return line if limit is None or len(line) <= limit else line[: limit - 1] + "…"
 
 
+def short_id(job_id: str) -> str:
+    """As many characters as people are shown of an id, which in a damaged store may be anything."""
+    from ..ids import SHORT  # late: it brings `uuid`, which `--help` has no use for
+
+    return one_line(job_id[:SHORT])
+
+
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """`value` as JSON in which nothing is left that a terminal would obey.
 

@@ -7,12 +7,13 @@ import sys
 import unicodedata
 from datetime import UTC, datetime, timedelta
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openjobs.cli import exits, table
-from openjobs.cli.text import age, duration, one_line, plural, size, to_json, visible
+from openjobs.cli import control, exits, reading, table
+from openjobs.cli.text import age, duration, one_line, plural, short_id, size, to_json, visible
 from openjobs.errors import (
     AmbiguousId,
     Damaged,
@@ -171,6 +172,25 @@ def test_a_plain_line_has_seven_fields_whatever_the_job_says() -> None:
         "default",
         "a b c\\x1b[2J",
     ]
+
+
+def test_nothing_of_a_job_reaches_a_terminal_as_it_is() -> None:
+    """R10: whatever a damaged or hostile store says in any field, each way to show a job shows it."""
+    evil = "\x1b[2J\x9b\u202e\r\n"
+    texts = [field.name for field in attrs.fields(Job) if field.type in ("str", "str | None")]
+    for status in JobStatus:
+        hostile = job(**dict.fromkeys(texts, evil), status=status, started_at=NOW, completed_at=NOW, usage={evil: evil})
+        shown = [
+            *table.plain([hostile]),
+            *(table.to_ansi(row, colour=False) for row in table.aligned([hostile, job()], NOW, 120)),
+            *(table.to_ansi(pieces, colour=False) for _, pieces in reading._facts(hostile, [evil], NOW, True)),
+            control.ended_line(hostile, short_id(hostile.job_id), colour=False),
+            reading.status_line(hostile),
+        ]
+        assert len(shown) > 15
+        for line in shown:
+            assert visible(line) == line
+            assert "\n" not in line
 
 
 def test_a_running_job_that_was_asked_to_stop_is_cancelling() -> None:
