@@ -62,6 +62,8 @@ def _packs(objects: ObjectStore) -> Iterator[str]:
         base, end = os.path.splitext(name)
         if end in (".pack", ".idx", ".keep") and {base + ".pack", base + ".idx"} - names:
             yield f"{objects.pack_dir}/{name}: half of a pack"
+        elif end == ".tmp":
+            yield f"{objects.pack_dir}/{name}: a temporary file of a killed process"
     for pack in list(objects.rescan()):
         if not is_whole(pack):
             yield f"{pack.base}.pack is damaged: a checksum is wrong"

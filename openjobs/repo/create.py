@@ -23,7 +23,6 @@ from .index import Index, make_entry, mode_of
 from .objects import ObjectStore
 from .packdir import PackDirectory
 from .packs import RollingPack
-from .scratch import Scratch
 
 BRANCH = "refs/heads/main"
 
@@ -125,7 +124,7 @@ def _make(
     disk.write_new(git_dir / "HEAD", f"ref: {BRANCH}\n".encode())
     disk.write_new(git_dir / "config", _CONFIG)
     disk.write_new(git_dir / "info" / "attributes", _ATTRIBUTES)
-    PackDirectory(objects, Scratch(git_dir / "openjobs" / "scratch", disk), disk).publish(objects.rolling.encode())
+    PackDirectory(objects, disk).publish(objects.rolling.encode())
     index = Index()
     for name, sha in states.items():
         place = root / name

@@ -75,7 +75,7 @@ class GitRepository:
         self._index_lock = f"{self._git}/index.lock"
         self._flock = FileLock(own / "lock", disk)
         self._objects = ObjectStore(path / ".git")
-        self._packs = PackDirectory(self._objects, self._scratch, disk)
+        self._packs = PackDirectory(self._objects, disk)
         self._work = WorkTree(path, self._scratch, disk)
         self._opened = False
         self._healed = False
@@ -242,13 +242,13 @@ class GitRepository:
         return check(self.path, self._objects)
 
     def close(self) -> None:
-        if self._retired and self._flock.try_acquire():
-            try:
-                self._superseded += self._retired
-                with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # housekeeping: the next process does it
+            if self._retired and self._flock.try_acquire():
+                try:
+                    self._superseded += self._retired
                     self._drop_superseded()
-            finally:
-                self._flock.release()
+                finally:
+                    self._flock.release()
         self._forget()
         self._objects.close()
         self._opened = False
@@ -499,6 +499,7 @@ class GitRepository:
         """
         try:
             self._scratch.clear()
+            self._packs.clear()
             if ref_lock is not None:
                 self._disk.unlink(ref_lock)
             if touched:

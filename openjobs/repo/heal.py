@@ -40,8 +40,8 @@ def mend_files(objects: ObjectStore, tree: bytes, index: Index, work: WorkTree, 
         entry = index.get(name)
         if name not in listing and entry is not None and objects.in_our_packs(entry_sha(entry)):
             path = _path(name)
-            if not work.is_edited(path, entry, objects.in_our_packs):
-                work.remove(path, entry, objects.in_our_packs)
+            if not work.is_edited(path, entry, objects.in_our_packs, objects.is_torn):
+                work.remove(path, entry, lambda _: True)
             index.drop(name)
             changed = True
     return changed
@@ -58,15 +58,20 @@ def _mend_file(
     if mode not in (FILE, EXECUTABLE):
         return False
     staged = not same and not rebuild and not objects.in_our_packs(sha if entry is None else entry_sha(entry))
-    if staged or work.is_edited(path, entry, objects.in_our_packs):
+    if staged:
         return False
+    if work.is_edited(path, entry, objects.in_our_packs, objects.is_torn):
+        if not same:
+            index.put(name, make_entry(name, sha, mode, None))
+        return not same
     if found is not None and found.st_size and work.holds(path, sha):
         index.put(name, make_entry(name, sha, mode, found))
         return True
     if found is None and same and not objects.in_our_packs(sha):
         # Somebody's own file, which somebody removed and has not committed yet.
         return False
-    index.put(name, make_entry(name, sha, mode, work.put(path, objects.blob(sha), mode, entry, objects.in_our_packs)))
+    written = work.put(path, objects.blob(sha), mode, entry, lambda _: True)
+    index.put(name, make_entry(name, sha, mode, written))
     return True
 
 

@@ -110,9 +110,11 @@ class Index:
         return [head, body, digest.digest()]
 
 
-def make_entry(name: bytes, sha: bytes, mode: int, found: os.stat_result) -> bytes:
+def make_entry(name: bytes, sha: bytes, mode: int, found: os.stat_result | None) -> bytes:
+    """With None the entry matches no file, so whoever compares it looks at the content."""
     flags = min(len(name), 0xFFF)
-    raw = stat_bytes(mode, found) + sha + flags.to_bytes(2, "big") + name
+    known = stat_bytes(mode, found) if found is not None else _STAT.pack(0, 0, 0, 0, 0, 0, mode, 0, 0, 0)
+    raw = known + sha + flags.to_bytes(2, "big") + name
     return raw.ljust((len(raw) + 8) & ~7, b"\0")
 
 

@@ -140,6 +140,9 @@ class PackFile:
                 high = middle
         return None
 
+    def id_at(self, position: int) -> bytes:
+        return self._part(IDX_NAMES_AT + 20 * position, 20)
+
     def _offset(self, position: int) -> int:
         count = len(self)
         (at,) = struct.unpack(">L", self._part(IDX_NAMES_AT + 24 * count + 4 * position, 4))
@@ -218,8 +221,9 @@ class ObjectStore:
         if found is not None:
             self._cache.move_to_end(sha)
             return found
-        if self.rolling is not None and sha in self.rolling:
-            found = self.rolling.read(sha, lambda base: self._read(base, depth + 1))
+        rolling = self.rolling  # may be exchanged by the writer at any moment
+        if rolling is not None and sha in rolling:
+            found = rolling.read(sha, lambda base: self._read(base, depth + 1))
         else:
             found = self._from_disk(sha, depth)
         self._remember(sha, found)
@@ -312,12 +316,25 @@ class ObjectStore:
     def in_our_packs(self, sha: bytes) -> bool:
         """Whether it was this library that wrote the object (so its content is not lost with a file that holds it)."""
         with self._lock:
-            if self.rolling is not None and sha in self.rolling:
+            rolling = self.rolling
+            if rolling is not None and sha in rolling:
                 return True
             for pack in self.rescan():
                 with contextlib.suppress(OSError, Damaged):
                     if pack.find(sha) is not None and pack.is_ours():
                         return True
+            return False
+
+    def is_torn(self, data: bytes) -> bool:
+        """Whether `data` is the beginning of a recent content of ours, or that and zeros: what a power
+        cut leaves of a file that was being copied into the work tree."""
+        beginning = data.rstrip(b"\0")
+        with self._lock:
+            rolling = self.rolling
+            for sha in rolling.ids() if rolling is not None else ():
+                kind, content = self._read(sha, 0)
+                if kind == BLOB and content.startswith(beginning):
+                    return True
             return False
 
     # --- the list of packs ---

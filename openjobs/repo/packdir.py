@@ -14,14 +14,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from pathlib import Path
 
 import attrs
 
 from ..durable import Disk
 from ..errors import Damaged
-from .files import read_file
+from .files import lstat, read_file
 from .objects import KEEP_MODE, KEEP_TEXT, ObjectStore, PackFile
 from .packs import EncodedPack, Entry, RollingPack, encode_index
 from .scratch import Scratch
@@ -29,9 +31,11 @@ from .scratch import Scratch
 #: a rolling pack is sealed at this many commits or bytes
 SEAL_COMMITS = 32
 SEAL_BYTES = 1 << 20
-_MODE = KEEP_MODE
+#: other programs make packs read-only, whatever their umask; so one that can be written is ours
+PACK_MODE = 0o600
 #: how many of the newest packs are looked at for one to go on with
 _LOOK_AT = 4
+_TEMPORARY = ("openjobs-pack.tmp", "openjobs-idx.tmp")
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -46,10 +50,12 @@ class Resumed:
 class PackDirectory:
     """Assumption: the session's flock is held by the caller."""
 
-    def __init__(self, objects: ObjectStore, scratch: Scratch, disk: Disk) -> None:
+    def __init__(self, objects: ObjectStore, disk: Disk) -> None:
         self.path = objects.pack_dir
         self._objects = objects
-        self._scratch = scratch
+        # In the same directory: one sync makes both ends of the rename durable, on any file system. The
+        # names do not begin with `tmp_`, which `git prune` would take for leftovers of its own.
+        self._scratch = Scratch(Path(self.path), disk)
         self._disk = disk
 
     def has(self, name: str) -> bool:
@@ -62,8 +68,8 @@ class PackDirectory:
         """
         final = f"{self.path}/{encoded.name}"
         self.keep(encoded.name)
-        pack = self._scratch.write("pack", encoded.pack, _MODE)
-        index = self._scratch.write("idx", encoded.index, _MODE)
+        pack = self._scratch.write(_TEMPORARY[0], encoded.pack, PACK_MODE)
+        index = self._scratch.write(_TEMPORARY[1], encoded.index, PACK_MODE)
         self._scratch.move(pack, final + ".pack")
         self._scratch.move(index, final + ".idx")
         self._disk.sync_dir(self.path)
@@ -90,7 +96,7 @@ class PackDirectory:
 
     def keep(self, name: str) -> None:
         with contextlib.suppress(FileExistsError):
-            fd = self._disk.create(f"{self.path}/{name}.keep", _MODE)
+            fd = self._disk.create(f"{self.path}/{name}.keep", KEEP_MODE)
             try:
                 self._disk.write(fd, KEEP_TEXT)
             finally:
@@ -103,6 +109,12 @@ class PackDirectory:
         for file in ("multi-pack-index", f"{name}.idx", f"{name}.pack", f"{name}.keep"):
             with contextlib.suppress(FileNotFoundError):
                 self._disk.unlink(f"{self.path}/{file}")
+
+    def clear(self) -> None:
+        """Remove temporary files that a failure or a kill has left. Raises OSError."""
+        for name in _TEMPORARY:
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(f"{self.path}/{name}")
 
     # --- what earlier processes left ---
 
@@ -152,12 +164,13 @@ class PackDirectory:
         is gone on with: its unreachable objects cost a few kilobytes, their loss might cost a person
         who has found them in the work tree.
         """
+        self.clear()
         names = set(os.listdir(self.path))
-        for keep in sorted(names):
-            base = keep.removesuffix(".keep")
-            if base == keep or not base.startswith("pack-") or (base + ".pack" in names and base + ".idx" in names):
-                continue
-            if PackFile(self.path, base).is_ours():
+        for base in sorted({os.path.splitext(name)[0] for name in names if name.startswith("pack-")}):
+            if base + ".pack" in names and base + ".idx" in names:
+                if base + ".keep" not in names and self._is_made_by_us(base):
+                    self.keep(base)
+            elif self._is_made_by_us(base):
                 self.remove(base)
         self._objects.forget_packs()
         ours = [pack for pack in self._objects.packs() if pack.is_ours()]
@@ -173,6 +186,16 @@ class PackDirectory:
         if removed:
             self._objects.forget_packs()
 
+    def _is_made_by_us(self, base: str) -> bool:
+        """By its `.keep`, or by the modes of what is there."""
+        if PackFile(self.path, base).is_ours():
+            return True
+        for end, mode in ((".pack", PACK_MODE), (".idx", PACK_MODE), (".keep", KEEP_MODE)):
+            found = lstat(f"{self.path}/{base}{end}")
+            if found is not None and (stat.S_IMODE(found.st_mode) != mode or found.st_uid != os.geteuid()):
+                return False
+        return True
+
 
 def _is_larger(one: PackFile, other: PackFile) -> bool:
     try:
@@ -184,6 +207,9 @@ def _is_larger(one: PackFile, other: PackFile) -> bool:
 def holds_all(large: PackFile, small: PackFile) -> bool:
     """Whether every object of `small` is in `large`. False where either cannot be read."""
     try:
+        # Packs have hardly anything in common, as a rule: one look spares reading the whole index.
+        if len(small) and large.find(small.id_at(len(small) // 2)) is None:
+            return False
         return all(large.find(entry[0]) is not None for entry in small.entries())
     except (OSError, Damaged):
         return False

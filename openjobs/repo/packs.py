@@ -389,6 +389,10 @@ class RollingPack:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def ids(self) -> list[bytes]:
+        """The newest first."""
+        return [entry[0] for entry in reversed(self._entries)]
+
     @property
     def size_bytes(self) -> int:
         return len(self._body) + 20

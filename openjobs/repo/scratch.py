@@ -1,4 +1,4 @@
-"""Temporary files of ours: in one directory under `.git/openjobs`, so that no `git prune` finds them.
+"""Temporary files of ours, most of them under `.git/openjobs`, where no `git prune` finds them.
 
 Their names are fixed, since only one process at a time (who holds the flock) has any.
 """

@@ -62,8 +62,10 @@ class WorkTree:
                 break
             parent = parent.rpartition("/")[0]
 
-    def is_edited(self, name: str, entry: bytes | None, is_safe: IsSafe) -> bool:
-        """Whether something stands there whose content is nowhere in git."""
+    def is_edited(
+        self, name: str, entry: bytes | None, is_safe: IsSafe, is_torn: Callable[[bytes], bool] = lambda data: False
+    ) -> bool:
+        """Whether something stands there whose content is nowhere in git (nor a torn copy of what is)."""
         path = self.path(name)
         found = lstat(path)
         if found is None or (entry is not None and entry_matches(entry, found)):
@@ -73,10 +75,11 @@ class WorkTree:
         if found.st_size == 0:
             return False
         try:
-            sha = object_id(BLOB, read_file(path))
+            data = read_file(path)
         except OSError:
             return True
-        return not ((entry is not None and entry_sha(entry) == sha) or is_safe(sha))
+        sha = object_id(BLOB, data)
+        return not ((entry is not None and entry_sha(entry) == sha) or is_safe(sha) or is_torn(data))
 
     def _keep_if_edited(self, name: str, entry: bytes | None, is_safe: IsSafe) -> None:
         if self.is_edited(name, entry, is_safe):

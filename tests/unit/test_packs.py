@@ -35,7 +35,6 @@ from openjobs.repo.packs import (
     read_header,
     read_offset,
 )
-from openjobs.repo.scratch import Scratch
 from openjobs.repo.trees import DIRECTORY, EMPTY, FILE, Tree, path_parts
 from tests.support import git
 
@@ -138,16 +137,14 @@ def fill(rolling: RollingPack, versions: list[bytes]) -> list[bytes]:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ObjectStore]:
     (tmp_path / ".git" / "objects" / "pack").mkdir(parents=True)
-    (tmp_path / ".git" / "scratch").mkdir()
     made = ObjectStore(tmp_path / ".git")
     yield made
     made.close()
 
 
 @pytest.fixture
-def directory(store: ObjectStore, tmp_path: Path) -> PackDirectory:
-    disk = Disk(durable=False)
-    return PackDirectory(store, Scratch(tmp_path / ".git" / "scratch", disk), disk)
+def directory(store: ObjectStore) -> PackDirectory:
+    return PackDirectory(store, Disk(durable=False))
 
 
 def write(directory: PackDirectory, rolling: RollingPack) -> str:
@@ -169,8 +166,7 @@ def test_a_pack_is_read_back_by_dulwich(
     """Whatever objects in whatever chains: dulwich finds each under its id, with its bytes."""
     root = tmp_path_factory.mktemp("pack")
     (root / "objects" / "pack").mkdir(parents=True)
-    (root / "scratch").mkdir()
-    store, disk = ObjectStore(root), Disk(durable=False)
+    store = ObjectStore(root)
     rolling, expected, newest = RollingPack(), {}, {}
     for path, repeat, data in steps:
         data = data * repeat
@@ -181,7 +177,7 @@ def test_a_pack_is_read_back_by_dulwich(
         else:
             rolling.add(BLOB, sha, data)
         newest[path], expected[sha] = sha, data
-    name = write(PackDirectory(store, Scratch(root / "scratch", disk), disk), rolling)
+    name = write(PackDirectory(store, Disk(durable=False)), rolling)
     assert contents_by_dulwich(root / "objects" / "pack" / name) == expected
     assert {sha: store.blob(sha) for sha in expected} == expected
     assert is_whole(PackFile(store.pack_dir, name))
@@ -297,6 +293,7 @@ def test_mending_removes_only_what_another_pack_holds(store: ObjectStore, direct
     half.with_suffix(".pack").write_bytes(b"PACK")
     foreign = Path(store.pack_dir, "pack-" + "1" * 40 + ".pack")
     foreign.write_bytes(b"PACK")
+    foreign.chmod(0o400)
     damaged = Path(store.pack_dir, f"{large}.pack")
     raw = bytearray(damaged.read_bytes())
     damaged.chmod(0o600)
