@@ -347,10 +347,11 @@ class GitRepository:
 
     def _heal(self, head: Head) -> None:
         self._scratch.clear()
+        locks = [f"{self._git}/HEAD.lock"]
         for directory, _, names in os.walk(f"{self._git}/refs/heads"):
-            for name in names:
-                if name.endswith(".lock") and is_ours(f"{directory}/{name}"):
-                    self._disk.unlink(f"{directory}/{name}")
+            locks += [f"{directory}/{name}" for name in names if name.endswith(".lock")]
+        for lock in filter(is_ours, locks):
+            self._disk.unlink(lock)
         index = self._index_now()
         if mend_files(self._objects, head.tree, index, self._work, rebuild=self._index_seen is None):
             self._write_index()

@@ -21,7 +21,7 @@ from openjobs import errors
 from openjobs.durable import Disk, FileLock
 from openjobs.repo import Change, GitRepository, RepositoryBusy, Transaction, View
 from tests.support import git
-from tests.support.disks import RecordingDisk
+from tests.support.disks import FaultyDisk, RecordingDisk
 
 NOW = datetime(2026, 5, 6, 7, 8, 9, tzinfo=UTC)
 FILES = {"meta.json": b"{}\n", "jobs.json": b"start\n", "history/00/0000.jsonl": b"line\n" * 200}
@@ -801,6 +801,54 @@ def test_a_missing_index_is_made_again(repository: GitRepository) -> None:
     (repository.path / ".git" / "index").unlink()
     repository.transact([append("two")])
     healthy(repository)
+
+
+def test_a_large_reflog_is_cut_by_maintenance(repository: GitRepository) -> None:
+    """Its newest lines stay, whole; git reads it as before."""
+    repository.transact([append("one")])
+    for name in ("HEAD", "refs/heads/main"):
+        path = repository.path / ".git" / "logs" / name
+        path.write_bytes(path.read_bytes().splitlines(keepends=True)[-1] * 40_000)
+    repository.transact([append("two")])
+    repository.maintain()
+    for name in ("HEAD", "refs/heads/main"):
+        assert (repository.path / ".git" / "logs" / name).stat().st_size <= 1 << 20
+    assert git("reflog", "-1", "--format=%gs", cwd=repository.path) == "commit: two"
+    healthy(repository)
+
+
+def test_maintenance_leaves_one_pack_or_few(repository: GitRepository) -> None:
+    """And may be asked at any time, with nothing to do too."""
+    for number in range(12):
+        repository.transact([append(f"{number}.{k}") for k in range(40)])
+    repository.maintain()
+    repository.maintain()
+    assert len(packs(repository)) <= 8
+    assert len(list(repository.log())) == 12 * 40 + 1
+    healthy(repository)
+
+
+def test_an_unknown_outcome_is_published_again_before_anything_else(tmp_path: Path) -> None:
+    """The rename could not be synced: the next batch writes the branch anew, even with nothing to commit."""
+    disk = FaultyDisk()
+    repository = GitRepository.create(tmp_path / "repo", disk, FILES)
+    repository.transact([append("warm")])
+    start = len(disk.effects)
+    repository.transact([append("warm 2")])
+    names = [(effect.name, effect.target.endswith("refs/heads")) for effect in disk.effects[start:]]
+    disk.arm(names.index(("sync_dir", True)) + 1)
+    with pytest.raises(errors.OutcomeUnknown) as raised:
+        repository.transact([append("one")])
+    assert raised.value.__cause__ is not None
+    disk.disarm()
+    start = len(disk.effects)
+    [outcome] = repository.transact([lambda view: None])
+    assert outcome.commit_id == repository.view().commit_id
+    moved = [effect.target for effect in disk.effects[start:] if effect.name == "rename"]
+    assert [target for target in moved if target.endswith("refs/heads/main")] != []
+    assert lines(repository) == ["start", "warm", "warm 2", "one"]
+    healthy(repository)
+    repository.close()
 
 
 # --- bounds -----------------------------------------------------------------------------------------------
