@@ -58,17 +58,22 @@ def object_id(kind: int, data: bytes) -> bytes:
 
 
 def common_prefix(one: bytes, other: bytes) -> int:
-    """How many first bytes agree: whole blocks are compared at memcmp's speed, the one that differs is halved."""
+    """How many first bytes agree: whole blocks are compared at memcmp's speed, the one that differs is halved.
+
+    `startswith` with a place compares without copying its own side.
+    """
     limit = min(len(one), len(other))
     low = 0
-    while low < limit and one[low : low + _BLOCK] == other[low : low + _BLOCK]:
-        low += _BLOCK
-    if low >= limit:
+    while low < limit:
+        high = min(low + _BLOCK, limit)
+        if not one.startswith(other[low:high], low):
+            break
+        low = high
+    else:
         return limit
-    high = min(low + _BLOCK, limit)
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if one.startswith(other[low:middle], low):
             low = middle
         else:
             high = middle - 1
@@ -80,14 +85,14 @@ def common_suffix(one: bytes, other: bytes, limit: int) -> int:
     end, other_end, low = len(one), len(other), 0
     while low < limit:
         high = min(low + _BLOCK, limit)
-        if one[end - high : end - low] != other[other_end - high : other_end - low]:
+        if not one.startswith(other[other_end - high : other_end - low], end - high):
             break
         low = high
     else:
         return low
     while low < high:
         middle = (low + high + 1) // 2
-        if one[end - middle : end - low] == other[other_end - middle : other_end - low]:
+        if one.startswith(other[other_end - middle : other_end - low], end - middle):
             low = middle
         else:
             high = middle - 1

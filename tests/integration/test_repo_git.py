@@ -220,6 +220,49 @@ def test_small_steps_cost_small_bytes(repository: GitRepository) -> None:
     healthy(repository)
 
 
+def write_in_turns(path: str, name: str, results: object) -> None:
+    try:
+        repository = GitRepository(Path(path), Disk(durable=False))
+        for number in range(0, 60, 3):
+            batch = [append(f"{name}.{number + k}") for k in range(3)]
+            for _ in range(5000):
+                try:
+                    assert all(outcome.error is None for outcome in repository.transact(batch))
+                    break
+                except RepositoryBusy:
+                    time.sleep(0.001)
+        repository.close()
+        results.put("done")  # type: ignore[attr-defined]
+    except BaseException as error:
+        results.put(repr(error))  # type: ignore[attr-defined]
+
+
+def test_processes_that_write_at_once_lose_nothing(repository: GitRepository) -> None:
+    """Three processes take turns by the flock, this one reads: every commit once, each process's in its order."""
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    processes = [
+        context.Process(target=write_in_turns, args=(str(repository.path), name, results)) for name in ("a", "b", "c")
+    ]
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes):
+        texts = lines(repository)
+        assert texts[0] == "start"
+        assert len(set(texts)) == len(texts)
+    found = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+        process.close()
+    results.close()
+    assert found == ["done"] * 3
+    for name in ("a", "b", "c"):
+        assert [text for text in lines(repository) if text[0] == name] == [f"{name}.{n}" for n in range(60)]
+    assert len(list(repository.log())) == 181
+    assert len(packs(repository)) <= 12
+    healthy(repository)
+
+
 # --- commits of others ---------------------------------------------------------------------------------
 
 
