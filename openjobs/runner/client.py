@@ -50,7 +50,7 @@ class JobClient:
         self._clock: Clock = clock if clock is not None else store.clock
         self._timers = timers if timers is not None else Timers(self._clock, "openjobs client timers")
         self._owns_timers = timers is None
-        self.heads = Heads(store, self._timers)
+        self.heads = Heads(store.head, self._timers)
         self.recovery = recovery if recovery is not None else Recovery(store, store.new_id)
         self._pid = os.getpid()
         self._closed = False

@@ -1,11 +1,10 @@
-"""Looking for what other processes committed: the newest commit of some sessions, again and again."""
+"""Looking for what others committed: one cheap value of each watched session, again and again."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from .timers import Timers
 
@@ -16,10 +15,6 @@ INTERVAL_S = 0.2
 
 #: called with whether the session changed since the last look
 Look = Callable[[bool], None]
-
-
-class HasHead(Protocol):
-    def head(self, session_id: str) -> str: ...
 
 
 class Watch:
@@ -37,16 +32,17 @@ class Heads:
     With nothing to watch nothing runs. The first look always says "changed", so what happened
     between reading and watching is not lost.
 
-    What the lock protects: the watches and the last known heads.
+    What the lock protects: the watches and the last known values.
     """
 
-    def __init__(self, store: HasHead, timers: Timers, interval_s: float = INTERVAL_S) -> None:
-        self._store = store
+    def __init__(self, read: Callable[[str], object], timers: Timers, interval_s: float = INTERVAL_S) -> None:
+        """`read` gives a session's value: `store.head`, or `store.asked` where only requests count."""
+        self._read = read
         self._timers = timers
         self._interval_s = interval_s
         self._lock = threading.Lock()
         self._watches: dict[str, dict[Watch, None]] = {}
-        self._last: dict[str, Any] = {}
+        self._last: dict[str, object] = {}
         self._ticking = False
 
     def watch(self, session_id: str, look: Look) -> Watch:
@@ -93,15 +89,15 @@ class Heads:
 
     def _changed(self, session_id: str) -> bool:
         try:
-            head = self._store.head(session_id)
+            value = self._read(session_id)
         except Exception as error:
             log.warning("session %s could not be read: %s", session_id, error)
             return False
         with self._lock:
             if session_id not in self._watches:
                 return False
-            changed = self._last.get(session_id) != head
-            self._last[session_id] = head
+            changed = self._last.get(session_id) != value
+            self._last[session_id] = value
             return changed
 
     def _look(self, watch: Watch, changed: bool) -> None:

@@ -28,6 +28,7 @@ from .client import JobClient, Statuses, under
 from .closing import SHUTDOWN_S, at_exit, end_all, forget_exit
 from .config import workers_from
 from .ending import Ended, Ending, EndStep
+from .heads import Heads
 from .hub import DEFAULT_CAPACITY, JOB_STATUS, Hub, Subscription
 from .live import LiveJob, Phase, Roster
 from .markers import IDLE_S, Markers
@@ -159,7 +160,7 @@ class JobRunner:
             self._pool,
             self._canceller,
             self._settler,
-            Requests(store, self._roster, self._client.heads, self._canceller),
+            Requests(store, self._roster, Heads(store.asked, self._timers), self._canceller),
             self._markers,
             self.hub,
             runner_id=self.runner_id,

@@ -62,7 +62,13 @@ class Settler:
         except Exception as error:
             future = Future()
             future.set_exception(error)
-        future.add_done_callback(lambda done: self._queue.put(lambda: self._told(live, event, done)))
+
+        def done(future: Future[Job]) -> None:
+            if future.exception() is None:
+                live.job = future.result()  # at once, so that no reader goes back behind what it was told
+            self._queue.put(lambda: self._told(live, event, future))
+
+        future.add_done_callback(done)
         return future
 
     def post(self, call: Callable[[], object]) -> None:
@@ -109,7 +115,6 @@ class Settler:
             self._end_refused(live, event, error)
 
     def _committed(self, live: LiveJob, job: Job) -> None:
-        live.job = job
         if job.terminal:
             self._ending.after_terminal(Ended(job=job, live=live))
         else:
@@ -128,6 +133,7 @@ class Settler:
             self.lost(live, error)  # a failed submit that indeed wrote nothing
         elif isinstance(error, InvalidTransition) and (found := self._store.get(live.job_id)).terminal:
             log.warning("job %s was ended by somebody else as %s", live.job_id, found.status.value)
+            live.job = found
             self._committed(live, found)
         elif live.end_refused:
             log.error("job %s: its end cannot be written: %s", live.job_id, error)

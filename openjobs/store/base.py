@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -29,7 +30,7 @@ from ..errors import (
     UnknownSession,
 )
 from ..ids import IdMaker, check_job_id, check_node_id, check_session_id, is_prefix, new_id, short
-from ..jobs import UNFINISHED, Event, Job, JobStatus, Queued, Started
+from ..jobs import UNFINISHED, CancelRequested, Event, Job, JobStatus, Queued, Started
 from ..repo import Change, CommitInfo, Repository, View
 from ..session import Documents, Memory, Meta, Node, meta
 from .change import JobChange, job_changed, job_created, refuse_again, refuse_child_of
@@ -73,14 +74,21 @@ class Collected:
     after_bytes: int
 
 
+_news = itertools.count(step=1 << 32)
+
+
 class _Open:
     """A session that this process has in use: its repository and what is remembered of it."""
 
-    __slots__ = ("memory", "repository")
+    __slots__ = ("memory", "news", "own_head", "repository")
 
     def __init__(self, repository: Repository, memory: Memory) -> None:
         self.repository = repository
         self.memory = memory
+        #: the newest commit that is known to hold nothing unseen (see `JobStore.asked`)
+        self.own_head: str | None = None
+        #: grows when somebody may have asked a job to stop; begins where no other opening did
+        self.news = next(_news)
 
 
 class JobStore(ABC):
@@ -165,6 +173,13 @@ class JobStore(ABC):
         """The newest commit's id; one small read, for callers that look again and again."""
         return self.repository(session_id).view().commit_id or ""
 
+    def asked(self, session_id: str) -> tuple[int, str]:
+        """A value that changes whenever somebody may have asked a job of the session to stop: with each
+        cancel request through this store, and each commit of another program's. As cheap as `head`."""
+        opened = self._opened(session_id)
+        head = opened.repository.view().commit_id or ""
+        return opened.news, "" if head == opened.own_head else head
+
     def documents(self, session_id: str) -> Documents:
         """The session's documents as they are now, for reading."""
         opened = self._opened(session_id)
@@ -246,7 +261,7 @@ class JobStore(ABC):
                     result=_job_of(step),
                     keep=keep,
                     give_up_at=give_up_at,
-                    committed=self._note_running(job_id) if isinstance(event, Started) else None,
+                    committed=self._noting(session_id, job_id, event),
                 )
             )
         return operations
@@ -260,6 +275,17 @@ class JobStore(ABC):
             return self._running_commits.get(job_id) or self._find_running_commit(session_id, job_id)
 
         return lambda documents: job_changed(documents, job_id, step, event, now, running_commit, self.new_id)
+
+    def _noting(self, session_id: str, job_id: str, event: Event) -> Callable[[str], None] | None:
+        if isinstance(event, Started):
+            return self._note_running(job_id)
+        return self._note_request(session_id) if isinstance(event, CancelRequested) else None
+
+    def _note_request(self, session_id: str) -> Callable[[str], None]:
+        def note(commit_id: str) -> None:
+            self._opened(session_id).news += 1
+
+        return note
 
     def _note_running(self, job_id: str) -> Callable[[str], None]:
         def note(commit_id: str) -> None:
@@ -467,6 +493,12 @@ class JobStore(ABC):
 
     def repository(self, session_id: str) -> Repository:
         return self._opened(session_id).repository
+
+    def committed(self, session_id: str, before: str | None, after: str | None) -> None:
+        opened = self._opened(session_id)
+        if before != opened.own_head:
+            opened.news += 1  # another program committed in between
+        opened.own_head = after
 
     def rest(self, session_id: str) -> None:
         """Give back the files of sessions that were not used for the longest time."""

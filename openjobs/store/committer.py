@@ -63,6 +63,10 @@ class Sessions(Protocol):
         """The session has nothing waiting; its files may be given back."""
         ...
 
+    def committed(self, session_id: str, before: str | None, after: str | None) -> None:
+        """A batch went from commit `before` to commit `after`."""
+        ...
+
 
 class _Lane:
     """What waits for one session, and when it may be tried next."""
@@ -208,7 +212,7 @@ class Committer:
                 # A fresh write with its own barrier: a descriptor whose sync failed is never synced again.
                 repository.republish()
                 lane.outcome_unknown = False
-            outcomes = self._transact(repository, batch)
+            outcomes = self._transact(session_id, repository, batch)
         except RepositoryBusy:
             self._put_back(lane, batch, _BUSY_PAUSES_S)
         except OutcomeUnknown as error:
@@ -228,13 +232,17 @@ class Committer:
             for op, outcome in zip(batch, outcomes, strict=True):
                 _settle(op, _collected(repository) if op.collect else outcome)
 
-    def _transact(self, repository: Repository, batch: list[Operation]) -> list[Outcome]:
+    def _transact(self, session_id: str, repository: Repository, batch: list[Operation]) -> list[Outcome]:
         """One batch. Each event learns its commit before the next one decides: inside a batch the
         next view's commit is the commit of the event before it."""
+        before: str | None = None
 
         def step(number: int) -> Callable[[View], Change | None]:
             def decide(view: View) -> Change | None:
-                if number and view.commit_id is not None:
+                nonlocal before
+                if not number:
+                    before = view.commit_id
+                elif view.commit_id is not None:
                     _tell(batch[number - 1], view.commit_id)
                 return batch[number].decide(view)
 
@@ -255,6 +263,8 @@ class Committer:
         for op, outcome in zip(batch, outcomes, strict=True):
             if outcome.commit_id is not None and outcome.error is None:
                 _tell(op, outcome.commit_id)
+        made = [outcome.commit_id for outcome in outcomes if outcome.commit_id is not None and outcome.error is None]
+        self._sessions.committed(session_id, before, made[-1] if made else before)
         return outcomes
 
     def _put_back(self, lane: _Lane, batch: list[Operation], pauses_s: tuple[float, float]) -> None:

@@ -101,6 +101,9 @@ class ThinStore:
     def head(self, session_id: str) -> str:
         return ""
 
+    def asked(self, session_id: str) -> str:
+        return ""
+
     def unfinished(self, session_id: str) -> list[Job]:
         return [job for job in list(self.rows.values()) if job.status in UNFINISHED]
 
