@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from . import exits, output
-from .options import common_options
+from .options import CONTEXT, common_options
 from .state import State
 
 #: heading -> command -> (module of this package, one line of help)
@@ -83,7 +83,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=CONTEXT,
     epilog="A job id may be shortened to any beginning that fits one job. "
     "Exit codes: 0 completed, 1 errored, 2 usage, 3 not found or ambiguous, 4 wait timed out, 5 cancelled, "
     "6 store damaged or refused, 130 interrupted.",
@@ -136,7 +136,7 @@ def _usage(error: click.UsageError, state: State) -> int:
     said = one_line(error.format_message())
     if state.json:
         _tell_json(error, said, exits.USAGE)
-    elif isinstance(error, click.exceptions.NoArgsIsHelpError):
+    elif type(error).__name__ == "NoArgsIsHelpError":  # new in click 8.2: its message is the whole help
         output.note(error.format_message())
     else:
         output.note(f"{path}: {said} (`{path} --help` shows how)")

@@ -55,11 +55,15 @@ def common_options() -> list[click.Parameter]:
     ]
 
 
-def command(name: str, **settings: Any) -> Callable[[Callable[..., int]], click.Command]:
+#: of the group and of every command
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def command(name: str) -> Callable[[Callable[..., int]], click.Command]:
     """A command that takes the `State` first and returns its exit code."""
 
     def decorate(function: Callable[..., int]) -> click.Command:
-        made = click.command(name, cls=click.Command, **settings)(_with_state(function))
+        made = click.command(name, cls=click.Command, context_settings=CONTEXT)(_with_state(function))
         made.params += common_options()  # last in the help: first what is this command's own
         return made
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from . import exits, output, shapes, table
+from . import exits, output, shapes
+from .listing import print_jobs
 from .live import spinner
 from .options import SESSION_ID, command
 from .state import State
@@ -24,7 +25,7 @@ def recover_command(state: State) -> int:
     if state.json:
         output.json_value({"jobs": [shapes.job(job) for job in jobs]})
         return exits.COMPLETED
-    output.lines(table.plain(jobs))
+    print_jobs(state, jobs)
     output.note(f"{plural(len(jobs), 'job')} ended" if jobs else "nothing to recover: no job's process has died")
     return exits.COMPLETED
 

@@ -88,7 +88,6 @@ def test_options_of_a_job_are_what_it_is_run_with(cli: Cli, tmp_path: Path) -> N
     assert (everything.returncode, everything.stdout) == (1, b"")
 
 
-@pytest.mark.xfail(strict=False, reason="store.create answers with the beginning of a long prompt; the turn gets that")
 def test_a_prompt_can_come_from_standard_input(cli: Cli) -> None:
     """`-` reads the prompt, however long, from stdin."""
     text = "line\n" * 40_000
@@ -489,7 +488,6 @@ def test_the_commits_shown_are_those_that_git_shows(cli: Cli) -> None:
     ]
 
 
-@pytest.mark.xfail(strict=False, reason="store.create answers with the beginning of a long prompt; the turn gets that")
 def test_a_long_result_is_whole_in_show_and_marked_as_cut_in_list(cli: Cli) -> None:
     """A list holds beginnings of long texts and says which; `show`, `output` and `wait` have all of it."""
     text = "x" * 5000

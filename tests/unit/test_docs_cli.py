@@ -17,7 +17,7 @@ from openjobs.jobs import Job, JobStatus
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 NAMES = [name for group in COMMANDS.values() for name in group]
-CONTEXT = click.Context(app, info_name="openjobs")
+CONTEXT = click.Context(app, info_name="openjobs", **app.context_settings)
 
 
 JOB = Job(
