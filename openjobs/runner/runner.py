@@ -278,7 +278,7 @@ class JobRunner:
         self._check()
         found = self._client.list(session_id, status, parent_job_id, parent_msg_id, limit, before)
         with self._roster.lock:
-            own = {job.job_id: self._roster.jobs.get(job.job_id) for job in found if job.status is JobStatus.RUNNING}
+            own = {job.job_id: self._roster.jobs.get(job.job_id) for job in found if not job.terminal}
             return [_shown(live, job) if (live := own.get(job.job_id)) is not None else job for job in found]
 
     # --- waiting ---
@@ -481,7 +481,7 @@ class JobRunner:
 
 
 def _shown(live: LiveJob, job: Job) -> Job:
-    """`job` with the partial text of its turn while it runs."""
-    if job.status is JobStatus.RUNNING and live.partial_text is not None:
+    """`job` with the partial text of its turn, which may have begun before the running commit is durable."""
+    if live.partial_text is not None and not job.terminal:
         return attrs.evolve(job, result_text=live.partial_text)
     return job
