@@ -38,6 +38,7 @@ from .committer import GAP_S, Committer, Operation
 from .fsck import Report, check_session
 from .index import Entry, Index, key_of
 from .presence import Active, Leases
+from .restore import Durable
 from .session import Session
 
 #: a submit that another program keeps out for this long ends with `SessionBusy`
@@ -80,11 +81,12 @@ _news = itertools.count(step=1 << 32)
 class _Open:
     """A session that this process has in use: its repository and what is remembered of it."""
 
-    __slots__ = ("memory", "news", "own_head", "repository")
+    __slots__ = ("durable", "memory", "news", "own_head", "repository")
 
     def __init__(self, repository: Repository, memory: Memory) -> None:
         self.repository = repository
         self.memory = memory
+        self.durable = Durable()
         #: the newest commit that is known to hold nothing unseen (see `JobStore.asked`)
         self.own_head: str | None = None
         #: grows when somebody may have asked a job to stop; begins where no other opening did
@@ -213,14 +215,16 @@ class JobStore(ABC):
             # From the first commit on: a crash before `queued` must leave a job that recovery can end.
             runner_id=job.runner_id or next((e.runner_id for e in events if isinstance(e, Queued)), None),
         )
-        entry = Entry(job_id=job.job_id, session_id=session_id, parent_job_id=job.parent_job_id, key=key)
+        entry = Entry(
+            job_id=job.job_id, session_id=session_id, parent_job_id=job.parent_job_id, key=key, run_id=job.run_id
+        )
         change = JobChange(job)
         give_up_at = self._give_up_at()
         operations = [
             Operation(decide=self._in(session_id, _close_page), result=lambda: None, give_up_at=give_up_at),
             Operation(
                 decide=self._in(session_id, lambda documents: job_created(documents, change, now, fresh_id=fresh_id)),
-                result=_job_of(change),
+                result=self._result(session_id, change),
                 entry=entry,
                 give_up_at=give_up_at,
             ),
@@ -258,7 +262,7 @@ class JobStore(ABC):
             operations.append(
                 Operation(
                     decide=self._in(session_id, self._changed_by(session_id, job_id, step, event, now)),
-                    result=_job_of(step),
+                    result=self._result(session_id, step),
                     keep=keep,
                     give_up_at=give_up_at,
                     committed=self._noting(session_id, job_id, event),
@@ -286,6 +290,17 @@ class JobStore(ABC):
             self._opened(session_id).news += 1
 
         return note
+
+    def _result(self, session_id: str, step: JobChange) -> Callable[[], Job]:
+        """Asked for once the commit is durable."""
+
+        def result() -> Job:
+            assert step.job is not None
+            if step.row is not None:
+                self._opened(session_id).durable.note(step.row)
+            return step.job
+
+        return result
 
     def _note_running(self, job_id: str) -> Callable[[str], None]:
         def note(commit_id: str) -> None:
@@ -500,6 +515,16 @@ class JobStore(ABC):
             opened.news += 1  # another program committed in between
         opened.own_head = after
 
+    def preface(self, session_id: str) -> Operation:
+        opened = self._opened(session_id)
+
+        def decide(view: View) -> Change | None:
+            if opened.own_head in (None, view.commit_id):
+                return None
+            return opened.durable.restored(Documents(view, opened.memory), opened.own_head, opened.repository.log)
+
+        return Operation(decide=decide, result=lambda: None)
+
     def rest(self, session_id: str) -> None:
         """Give back the files of sessions that were not used for the longest time."""
         with self._lock:
@@ -664,14 +689,6 @@ def _close_page(documents: Documents) -> Change | None:
     if not documents.close_page_if_full():
         return None
     return Change(files=documents.changes, subject="page closed", trailers=[("Openjobs-Kind", "page")])
-
-
-def _job_of(step: JobChange) -> Callable[[], Job]:
-    def result() -> Job:
-        assert step.job is not None
-        return step.job
-
-    return result
 
 
 def _first_failure(operations: Sequence[Operation]) -> Future[Job]:

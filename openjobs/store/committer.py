@@ -59,6 +59,10 @@ class Sessions(Protocol):
     """Where the committer gets repositories; the store."""
 
     def repository(self, session_id: str) -> Repository: ...
+    def preface(self, session_id: str) -> Operation:
+        """What is decided before each batch: our rows again, where a foreign commit put them back."""
+        ...
+
     def rest(self, session_id: str) -> None:
         """The session has nothing waiting; its files may be given back."""
         ...
@@ -212,7 +216,7 @@ class Committer:
                 # A fresh write with its own barrier: a descriptor whose sync failed is never synced again.
                 repository.republish()
                 lane.outcome_unknown = False
-            outcomes = self._transact(session_id, repository, batch)
+            outcomes = self._transact(session_id, repository, [self._sessions.preface(session_id), *batch])[1:]
         except RepositoryBusy:
             self._put_back(lane, batch, _BUSY_PAUSES_S)
         except OutcomeUnknown as error:
