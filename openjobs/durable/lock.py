@@ -2,7 +2,8 @@
 
 The kernel gives a flock back when its last descriptor closes, so a killed process never leaves one
 behind. A forked child inherits the descriptor and would keep the lock alive: every descriptor here
-is closed in the child (closed, never unlocked: unlocking would take the parent's lock away).
+is closed in the child (closed, never unlocked: unlocking would take the parent's lock away). The
+owner itself unlocks before it closes.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ class FileLock:
             fd, self._fd = self._fd, None
             _open_locks.discard(self)
             if fd is not None:
+                # A child that another thread is just starting has a copy until it execs: closing ours
+                # alone would leave the lock with that copy.
+                fcntl.flock(fd, fcntl.LOCK_UN)
                 os.close(fd)
 
     def _forget_in_child(self) -> None:
