@@ -68,6 +68,23 @@ class FileLock:
             _open_locks.add(self)
             return True
 
+    def acquire(self, *, attempts: int) -> bool:
+        """As `try_acquire`, again after jittered, growing pauses of 1 to 50 ms; False after so many tries.
+
+        Counted, not timed: a clock that a test has stopped must not make it wait for ever.
+        """
+        if self.try_acquire():
+            return True
+        from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
+
+        tries = Retrying(
+            stop=stop_after_attempt(attempts),
+            wait=wait_random_exponential(multiplier=0.001, max=0.05),
+            retry=retry_if_result(lambda got: not got),
+            retry_error_callback=lambda state: False,
+        )
+        return bool(tries(self.try_acquire))
+
     def release(self) -> None:
         with no_fork():
             fd, self._fd = self._fd, None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import threading
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -72,11 +71,8 @@ class GitJobStore(JobStore):
     def _creation_lock(self) -> FileLock:
         """One creation at a time in a home: ids must be unique under case folding."""
         lock = FileLock(self._sessions_dir / ".lock", self.disk)
-        pause = threading.Event()
-        for _ in range(_CREATE_TRIES):
-            if lock.try_acquire():
-                return lock
-            pause.wait(0.02)
+        if lock.acquire(attempts=_CREATE_TRIES):
+            return lock
         raise SessionBusy("another process is creating sessions and does not end; nothing was written. Try again.")
 
     def _open_repository(self, session_id: str) -> tuple[Repository, Path | None]:
