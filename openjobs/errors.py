@@ -58,6 +58,10 @@ class UnknownJob(NotFound):
     """There is no job by that id."""
 
 
+class UnknownTask(NotFound):
+    """There is no task by that id."""
+
+
 class UnknownNode(NotFound):
     """The session has no message by that id."""
 

@@ -30,6 +30,8 @@ class Entry:
     parent_job_id: str | None = None
     #: of (session, tool call), see `key_of`
     key: str | None = None
+    #: the run whose log it has
+    run_id: str | None = None
 
 
 def key_of(session_id: str, origin_tool_call_id: str) -> str:
@@ -45,6 +47,7 @@ class Index(Protocol):
     def by_id(self, prefix: str) -> Iterator[Entry]: ...
     def by_key(self, key: str) -> Iterator[Entry]: ...
     def by_parent(self, job_id: str) -> Iterator[Entry]: ...
+    def by_run(self, prefix: str) -> Iterator[Entry]: ...
     def newest_first(self) -> Iterator[Entry]: ...
     def close(self) -> None: ...
 
@@ -79,6 +82,10 @@ class MemoryIndex:
         with self._lock:
             return iter(list(self._parents.get(job_id, ())))
 
+    def by_run(self, prefix: str) -> Iterator[Entry]:
+        with self._lock:
+            return iter([e for e in self._entries.values() if e.run_id is not None and e.run_id.startswith(prefix)])
+
     def newest_first(self) -> Iterator[Entry]:
         with self._lock:
             return iter(list(reversed(self._entries.values())))
@@ -95,10 +102,11 @@ class FileIndex:
     What the lock protects: the mapped file of this process. The flock orders writers of all processes.
     """
 
-    def __init__(self, directory: Path, disk: Disk) -> None:
-        self._path = directory / "jobs.jsonl"
+    def __init__(self, directory: Path, disk: Disk, name: str = "jobs") -> None:
+        """`name` is what is indexed: another thing has a file and a lock of its own."""
+        self._path = directory / f"{name}.jsonl"
         self._disk = disk
-        self._writers = FileLock(directory / "lock", disk)
+        self._writers = FileLock(directory / ("lock" if name == "jobs" else f"{name}.lock"), disk)
         self._lock = threading.Lock()
         self._map: mmap.mmap | None = None
         self._mapped_bytes = 0
@@ -109,7 +117,8 @@ class FileIndex:
         if not lines:
             return
         with self._lock:
-            if not self._acquire():
+            # Held for one append and one sync: a few tries keep a busy neighbour from failing a batch.
+            if not self._writers.acquire(attempts=50):
                 raise RepositoryBusy("another process is writing the home's index; nothing was written. Try again.")
             try:
                 if self._fd is None:
@@ -126,15 +135,6 @@ class FileIndex:
                     raise
             finally:
                 self._writers.release()
-
-    def _acquire(self) -> bool:
-        # Held for one append and one sync; a few tries keep a busy neighbour from failing a batch.
-        pause = threading.Event()
-        for _ in range(50):
-            if self._writers.try_acquire():
-                return True
-            pause.wait(0.002)
-        return False
 
     def _torn(self) -> bool:
         assert self._fd is not None
@@ -153,6 +153,9 @@ class FileIndex:
 
     def by_parent(self, job_id: str) -> Iterator[Entry]:
         return self._matching(b'"p":"' + job_id.encode() + b'"')
+
+    def by_run(self, prefix: str) -> Iterator[Entry]:
+        return self._matching(b'"r":"' + prefix.encode())
 
     def _matching(self, needle: bytes) -> Iterator[Entry]:
         found = []
@@ -222,6 +225,8 @@ def _encode(entry: Entry) -> bytes:
         fields["p"] = entry.parent_job_id
     if entry.key is not None:
         fields["k"] = entry.key
+    if entry.run_id is not None:
+        fields["r"] = entry.run_id
     return orjson.dumps(fields) + b"\n"
 
 
@@ -230,6 +235,12 @@ def _decode(line: bytes) -> Entry | None:
         return None
     try:
         fields = orjson.loads(line)
-        return Entry(job_id=fields["j"], session_id=fields["s"], parent_job_id=fields.get("p"), key=fields.get("k"))
+        return Entry(
+            job_id=fields["j"],
+            session_id=fields["s"],
+            parent_job_id=fields.get("p"),
+            key=fields.get("k"),
+            run_id=fields.get("r"),
+        )
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return None  # torn by a crash: its commit never happened

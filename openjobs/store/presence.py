@@ -69,9 +69,19 @@ class FileLeases:
 class FileActive:
     """One empty file for each session that a runner works on, under `active/<runner_id>/`."""
 
-    def __init__(self, home: Path, disk: Disk) -> None:
-        self._directory = home / "active"
+    def __init__(self, home: Path, disk: Disk, name: str = "active") -> None:
+        """`name` is the directory in the home: who looks after something else has one of its own."""
+        self._directory = home / name
         self._disk = disk
+
+    def runners(self) -> list[str]:
+        """Who has a folder here, alive or not."""
+        return sorted(name for name in _names(self._directory) if not name.startswith("."))
+
+    def remove(self, runner_id: str) -> None:
+        """Take away a folder without marks."""
+        with contextlib.suppress(OSError):
+            self._disk.rmdir(self._directory / runner_id)
 
     def mark(self, runner_id: str, session_id: str) -> None:
         """Durable when it returns."""

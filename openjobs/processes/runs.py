@@ -1,0 +1,50 @@
+"""The runs of a session on disk: which logs are not complete, and what gc may take away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from ..errors import Damaged, Refused
+from ..runlog import RunLogReader
+from ..runlog.state import STATE_MOST_BYTES
+from .rundir import keeper_lives
+
+_SIDECAR = "log.state"
+
+
+def incomplete_runs(home: Path, session_id: str) -> list[str]:
+    """Ids of the runs whose log was begun and not completed. Reads one small file for each that may be one."""
+    runs = home / "sessions" / session_id / "runs"
+    try:
+        names = sorted(os.listdir(runs))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [name for name in names if _is_incomplete(runs / name)]
+
+
+def _is_incomplete(run_dir: Path) -> bool:
+    try:
+        size = os.lstat(run_dir / _SIDECAR).st_size
+        if size > STATE_MOST_BYTES:
+            return False
+        state = RunLogReader(run_dir).state()
+    except (OSError, Refused, Damaged):
+        return False
+    return state is not None and state.completion is None
+
+
+def remove_run(home: Path, session_id: str, run_id: str) -> int:
+    """Take a finished run's files away; how many bytes they had. A run whose keeper lives is left alone (0)."""
+    run_dir = home / "sessions" / session_id / "runs" / run_id
+    if not run_dir.is_dir() or run_dir.is_symlink() or keeper_lives(run_dir):
+        return 0
+    freed = 0
+    for path in run_dir.iterdir():
+        try:
+            freed += path.lstat().st_size
+        except OSError:
+            continue
+    shutil.rmtree(run_dir, ignore_errors=True)
+    return freed

@@ -1,0 +1,320 @@
+"""A task: one background command of a session, and the one function that changes it.
+
+What is known of a task is what the facts in `tasks.jsonl` say, in their order (journal.py keeps them):
+
+    intent ─► running ─► (output, adopted, stop_requested)* ─► ended ─► delivered ─► consumed
+
+Each is a durable record of its own, so that a crash between any two leaves it plain which happened.
+Source: spec 000.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import attrs
+
+from ..clock import from_text
+from ..errors import InvalidInput, InvalidTransition
+from . import layout
+from .identity import Identity, from_json
+from .rundir import ExitRecord
+
+#: most of a command that is written down; its digest is of all of it
+COMMAND_LIMIT_CHARS = 16_384
+TEXT_LIMIT_CHARS = 2_000
+
+#: `stopped_by` of a task whose end nobody saw
+BY_LOST = "lost"
+
+
+class TaskStatus(enum.StrEnum):
+    RUNNING = "running"  #: in the start flow, or started, and not known to have ended
+    COMPLETED = "completed"  #: ended by itself with code 0
+    FAILED = "failed"  #: another code, a signal that was not ours, the output limit, or it could not be started
+    CANCELLED = "cancelled"  #: ended because it was asked to
+    TIMED_OUT = "timed_out"
+    LOST = "lost"  #: how it ended, or whether it ran at all, cannot be known; it is not run again
+
+    @property
+    def terminal(self) -> bool:
+        return self is not TaskStatus.RUNNING
+
+
+class Fact(enum.StrEnum):
+    """The kinds of records in `tasks.jsonl`."""
+
+    INTENT = "intent"  #: before anything is started
+    RUNNING = "running"  #: keeper and command, by pid, start time and boot
+    OUTPUT = "output"  #: how much was written by then; not synced
+    ADOPTED = "adopted"  #: another worker looks after it from now on
+    STOP_REQUESTED = "stop_requested"
+    ENDED = "ended"  #: status, code, signal and a stable `event_id`
+    DELIVERED = "delivered"  #: the message is in the session
+    CONSUMED = "consumed"  #: the model has seen it
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class Task:
+    """What the facts say of one task. Times are UTC with whole milliseconds."""
+
+    task_id: str
+    session_id: str
+    #: a text for the shell, or an argv; of a very long one the beginning
+    command: str | Sequence[str]
+    #: of the whole command
+    digest: str
+    created_at: datetime
+    #: the live worker that alone may act on it
+    worker_id: str
+    #: the boot in which the worker wrote the intent
+    boot: str
+    cwd: str = ""
+    description: str = ""
+    origin_tool_call_id: str | None = None
+    #: the job whose turn it belongs to: it ends with the worker
+    job_id: str | None = None
+    timeout_s: float | None = None
+    output_limit_bytes: int = layout.DEFAULT_OUTPUT_LIMIT_BYTES
+
+    started_at: datetime | None = None
+    keeper: Identity | None = None
+    child: Identity | None = None
+    stop_requested_at: datetime | None = None
+    stop_reason: str | None = None
+    stop_grace_s: float = layout.DEFAULT_GRACE_S
+
+    status: TaskStatus = TaskStatus.RUNNING
+    ended_at: datetime | None = None
+    exit_code: int | None = None
+    #: the number of the signal that ended it
+    signal: int | None = None
+    #: one of `layout.BY_…`, or "lost"; None while it runs
+    stopped_by: str | None = None
+    error: str = ""
+    #: identity of the end, set once with it
+    event_id: str | None = None
+    #: bytes kept, as last recorded
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    #: bytes written, kept or not
+    seen_bytes: int = 0
+    truncated: bool = False
+    #: members of its tree that could not be ended: pid, start, boot, name
+    leftovers: Sequence[Mapping[str, Any]] = ()
+    delivered: bool = False
+    consumed: bool = False
+
+    @property
+    def terminal(self) -> bool:
+        return self.status.terminal
+
+    @property
+    def pid(self) -> int | None:
+        return self.child.pid if self.child is not None else None
+
+
+def digest_of(command: str | Sequence[str]) -> str:
+    """What makes two commands the same; a text for the shell is never the same as an argv."""
+    value = command if isinstance(command, str) else list(command)
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:32]
+
+
+def shown_command(command: str | Sequence[str]) -> str | list[str]:
+    """The command as it is written down: whole, or its beginning with an ellipsis."""
+    if isinstance(command, str):
+        return command if len(command) <= COMMAND_LIMIT_CHARS else command[: COMMAND_LIMIT_CHARS - 1] + "…"
+    shown: list[str] = []
+    left = COMMAND_LIMIT_CHARS
+    for word in command:
+        if left <= 0:
+            shown.append("…")
+            break
+        shown.append(word if len(word) <= left else word[: left - 1] + "…")
+        left -= len(word) + 1
+    return shown
+
+
+def after(task: Task | None, fact: Mapping[str, Any]) -> Task:
+    """The task after one more fact. Pure.
+
+    Raises `InvalidTransition` for a fact that does not fit, with nothing changed, and ValueError for one that no
+    writer of ours made.
+    """
+    kind = Fact(fact["fact"])
+    if not may_follow(task, kind):
+        raise InvalidTransition(f"task {fact['task']}: {kind.value} does not follow", status=_status_text(task))
+    if task is None:
+        return _begun(fact)
+    at = from_text(fact["at"])
+    match kind:
+        case Fact.RUNNING:
+            return attrs.evolve(task, started_at=at, keeper=from_json(fact["keeper"]), child=_identity(fact["child"]))
+        case Fact.OUTPUT:
+            return attrs.evolve(task, stdout_bytes=fact["stdout_bytes"], stderr_bytes=fact["stderr_bytes"])
+        case Fact.ADOPTED:
+            return attrs.evolve(
+                task,
+                worker_id=fact["worker"],
+                keeper=task.keeper or _identity(fact.get("keeper")),
+                child=task.child or _identity(fact.get("child")),
+            )
+        case Fact.STOP_REQUESTED:
+            return attrs.evolve(
+                task,
+                stop_requested_at=task.stop_requested_at or at,
+                stop_reason=task.stop_reason if task.stop_requested_at else fact["reason"],
+                stop_grace_s=float(fact["grace_s"]),
+            )
+        case Fact.ENDED:
+            return _ended(task, fact, at)
+        case Fact.DELIVERED:
+            return attrs.evolve(task, delivered=True)
+        case _:
+            return attrs.evolve(task, consumed=True)
+
+
+def may_follow(task: Task | None, kind: Fact) -> bool:
+    """The table of what may happen to a task: once an intent, any time before the end what belongs there, once an
+    end, then a delivery and a consumption, each once; who reads the output before the delivery consumes at once."""
+    match kind:
+        case Fact.INTENT:
+            return task is None
+        case _ if task is None:
+            return False
+        case Fact.RUNNING:
+            return not task.terminal and task.started_at is None
+        case Fact.OUTPUT | Fact.ADOPTED | Fact.STOP_REQUESTED | Fact.ENDED:
+            return not task.terminal
+        case Fact.DELIVERED:
+            return task.terminal and not task.delivered and not task.consumed
+        case Fact.CONSUMED:
+            return task.terminal and not task.consumed
+
+
+def end_of(record: ExitRecord) -> dict[str, Any]:
+    """The fields of the `ended` fact that an exit record means."""
+    return {
+        "status": _status_of(record).value,
+        "exit_code": record.exit_code,
+        "signal": record.signal,
+        "stopped_by": record.stopped_by,
+        "error": _error_of(record)[:TEXT_LIMIT_CHARS],
+        "stdout_bytes": record.stdout_bytes,
+        "stderr_bytes": record.stderr_bytes,
+        "seen_bytes": record.stdout_seen_bytes + record.stderr_seen_bytes,
+        "truncated": record.truncated,
+        "leftovers": [dict(member) for member in record.leftovers or ()],
+        "started_at": record.started_at,
+        "keeper": record.keeper.to_json(),
+        "child": record.child.to_json() if record.child is not None else None,
+    }
+
+
+def lost(
+    error: str, *, leftovers: Sequence[Mapping[str, Any]] = (), stdout_bytes: int = 0, stderr_bytes: int = 0
+) -> dict[str, Any]:
+    """The fields of the `ended` fact of a task whose keeper left no record."""
+    return {
+        "status": TaskStatus.LOST.value,
+        "exit_code": None,
+        "signal": None,
+        "stopped_by": BY_LOST,
+        "error": error,
+        "stdout_bytes": stdout_bytes,
+        "stderr_bytes": stderr_bytes,
+        "seen_bytes": stdout_bytes + stderr_bytes,
+        "truncated": False,
+        "leftovers": [dict(member) for member in leftovers],
+    }
+
+
+def _status_of(record: ExitRecord) -> TaskStatus:
+    match record.stopped_by:
+        case layout.BY_EXIT:
+            return TaskStatus.COMPLETED if record.exit_code == 0 else TaskStatus.FAILED
+        case layout.BY_TERM | layout.BY_KILL:
+            return TaskStatus.CANCELLED
+        case layout.BY_TIMEOUT:
+            return TaskStatus.TIMED_OUT
+        case layout.BY_NEVER_STARTED if record.reason:
+            return TaskStatus.CANCELLED
+        case _:
+            return TaskStatus.FAILED
+
+
+def _error_of(record: ExitRecord) -> str:
+    if record.error:
+        return record.error
+    if record.stopped_by == layout.BY_OUTPUT_LIMIT:
+        kept = record.stdout_bytes + record.stderr_bytes
+        seen = record.stdout_seen_bytes + record.stderr_seen_bytes
+        return f"its output was cut at {kept:,} of {seen:,} bytes, and it was ended"
+    if record.stopped_by == layout.BY_NEVER_STARTED:
+        return "it was never started; nothing ran"
+    return ""
+
+
+def _begun(fact: Mapping[str, Any]) -> Task:
+    command = fact["command"]
+    if not isinstance(command, str):
+        command = tuple(str(word) for word in command)
+    return Task(
+        task_id=fact["task"],
+        session_id=fact["session"],
+        command=command,
+        digest=fact["digest"],
+        created_at=from_text(fact["at"]),
+        worker_id=fact["worker"],
+        boot=fact["boot"],
+        cwd=fact["cwd"],
+        description=fact["description"],
+        origin_tool_call_id=fact["origin"],
+        job_id=fact["job"],
+        timeout_s=fact["timeout_s"],
+        output_limit_bytes=fact["output_limit_bytes"],
+    )
+
+
+def _ended(task: Task, fact: Mapping[str, Any], at: datetime) -> Task:
+    started = fact.get("started_at")
+    return attrs.evolve(
+        task,
+        status=TaskStatus(fact["status"]),
+        ended_at=at,
+        exit_code=fact["exit_code"],
+        signal=fact["signal"],
+        stopped_by=fact["stopped_by"],
+        error=fact["error"],
+        event_id=fact["event_id"],
+        stdout_bytes=fact["stdout_bytes"],
+        stderr_bytes=fact["stderr_bytes"],
+        seen_bytes=fact["seen_bytes"],
+        truncated=fact["truncated"],
+        leftovers=tuple(fact["leftovers"]),
+        started_at=task.started_at or (from_text(started) if started else None),
+        keeper=task.keeper or _identity(fact.get("keeper")),
+        child=task.child or _identity(fact.get("child")),
+    )
+
+
+def _identity(value: object) -> Identity | None:
+    return None if value is None else from_json(value)
+
+
+def _status_text(task: Task | None) -> str:
+    return "unknown" if task is None else task.status.value
+
+
+def check_origin(origin_tool_call_id: str | None) -> str | None:
+    """Raises `InvalidInput` for what cannot be written down as it is."""
+    if origin_tool_call_id is None:
+        return None
+    if not isinstance(origin_tool_call_id, str) or not 0 < len(origin_tool_call_id) <= 512:
+        raise InvalidInput("origin_tool_call_id is a text of 1 to 512 characters")
+    return origin_tool_call_id

@@ -1,0 +1,214 @@
+"""What may happen to a task, and the journal that keeps it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openjobs.durable import Disk
+from openjobs.errors import Damaged, IdempotencyConflict, InvalidTransition, UnknownTask
+from openjobs.processes.journal import TaskJournal
+from openjobs.processes.task import Fact, Task, TaskStatus, after, digest_of, lost, may_follow, shown_command
+from tests.support import FakeClock
+
+KEEPER = {"pid": 4001, "start": 7, "boot": "b"}
+CHILD = {"pid": 4002, "start": 8, "boot": "b"}
+END = {
+    "status": "completed",
+    "exit_code": 0,
+    "signal": None,
+    "stopped_by": "exit",
+    "error": "",
+    "stdout_bytes": 3,
+    "stderr_bytes": 0,
+    "seen_bytes": 3,
+    "truncated": False,
+    "leftovers": [],
+}
+FIELDS: dict[Fact, dict[str, Any]] = {
+    Fact.RUNNING: {"keeper": KEEPER, "child": CHILD},
+    Fact.OUTPUT: {"stdout_bytes": 2, "stderr_bytes": 1},
+    Fact.ADOPTED: {"worker": "w2"},
+    Fact.STOP_REQUESTED: {"reason": "why", "grace_s": 2.0},
+    Fact.ENDED: {"event_id": "e1", **END},
+    Fact.DELIVERED: {"event_id": "e1"},
+    Fact.CONSUMED: {"event_id": "e1"},
+}
+#: what was recorded before, and what may be recorded next
+TABLE: dict[tuple[Fact, ...], set[Fact]] = {
+    (): {Fact.INTENT},
+    (Fact.INTENT,): {Fact.RUNNING, Fact.OUTPUT, Fact.ADOPTED, Fact.STOP_REQUESTED, Fact.ENDED},
+    (Fact.INTENT, Fact.RUNNING): {Fact.OUTPUT, Fact.ADOPTED, Fact.STOP_REQUESTED, Fact.ENDED},
+    (Fact.INTENT, Fact.RUNNING, Fact.STOP_REQUESTED): {
+        Fact.OUTPUT,
+        Fact.ADOPTED,
+        Fact.STOP_REQUESTED,
+        Fact.ENDED,
+    },
+    (Fact.INTENT, Fact.RUNNING, Fact.ENDED): {Fact.DELIVERED, Fact.CONSUMED},
+    (Fact.INTENT, Fact.ENDED): {Fact.DELIVERED, Fact.CONSUMED},
+    (Fact.INTENT, Fact.RUNNING, Fact.ENDED, Fact.DELIVERED): {Fact.CONSUMED},
+    (Fact.INTENT, Fact.RUNNING, Fact.ENDED, Fact.DELIVERED, Fact.CONSUMED): set(),
+    (Fact.INTENT, Fact.RUNNING, Fact.ENDED, Fact.CONSUMED): set(),
+}
+
+
+@pytest.fixture
+def journal(tmp_path: Path, clock: FakeClock) -> TaskJournal:
+    return TaskJournal(tmp_path, "s", disk=Disk(durable=False), clock=clock)
+
+
+def begin(journal: TaskJournal, task_id: str = "t1", command: Any = "make", **more: Any) -> tuple[Task, bool]:
+    return journal.begin(task_id, command, worker_id="w1", boot="b", **more)
+
+
+def walk(journal: TaskJournal, facts: tuple[Fact, ...], task_id: str = "t1", **more: Any) -> None:
+    for fact in facts:
+        if fact is Fact.INTENT:
+            begin(journal, task_id, **more)
+        else:
+            journal.record(task_id, fact, **FIELDS[fact])
+
+
+@pytest.mark.parametrize("before", TABLE, ids=lambda facts: "-".join(facts) or "nothing")
+@pytest.mark.parametrize("fact", [fact for fact in Fact if fact is not Fact.INTENT])
+def test_every_cell_of_the_table(before: tuple[Fact, ...], fact: Fact, journal: TaskJournal) -> None:
+    """A fact that may follow is recorded; any other is refused, and nothing is written."""
+    walk(journal, before)
+    size = journal.path.stat().st_size if before else 0
+    if fact in TABLE[before]:
+        journal.record("t1", fact, **FIELDS[fact])
+        return
+    with pytest.raises(InvalidTransition if before else UnknownTask):
+        journal.record("t1", fact, **FIELDS[fact])
+    assert (journal.path.stat().st_size if before else 0) == size
+
+
+def test_nothing_follows_without_an_intent() -> None:
+    """Only an intent begins a task."""
+    assert {fact for fact in Fact if may_follow(None, fact)} == {Fact.INTENT}
+
+
+def test_a_task_says_all_that_was_recorded(journal: TaskJournal, tmp_path: Path, clock: FakeClock) -> None:
+    """Every fact is in the task, for us and for who opens the journal later."""
+    walk(journal, (Fact.INTENT, Fact.RUNNING, Fact.OUTPUT, Fact.STOP_REQUESTED, Fact.ADOPTED, Fact.ENDED))
+    task = journal.record("t1", Fact.DELIVERED, event_id="e1")
+    assert (task.status, task.exit_code, task.stopped_by, task.event_id) == (TaskStatus.COMPLETED, 0, "exit", "e1")
+    assert (task.pid, task.worker_id, task.stop_reason, task.stop_grace_s) == (4002, "w2", "why", 2.0)
+    assert (task.delivered, task.consumed) == (True, False)
+    assert TaskJournal(tmp_path, "s", clock=clock).get("t1") == task
+
+
+def test_the_same_origin_returns_the_first_task(journal: TaskJournal, tmp_path: Path) -> None:
+    """Also from another journal on the same file, and also after the end."""
+    first, fresh = begin(journal, origin_tool_call_id="call")
+    assert fresh
+    journal.record("t1", Fact.ENDED, **FIELDS[Fact.ENDED])
+    other = TaskJournal(tmp_path, "s", disk=Disk(durable=False))
+    again, fresh = begin(other, "t2", origin_tool_call_id="call")
+    assert not fresh
+    assert again.task_id == first.task_id
+    for command in ("make all", ["make"]):
+        with pytest.raises(IdempotencyConflict) as caught:
+            begin(other, "t3", command, origin_tool_call_id="call")
+        assert caught.value.first_id == "t1"
+    assert [task.task_id for task in other.tasks()] == ["t1"]
+
+
+def test_what_is_forgotten_is_read_again(tmp_path: Path) -> None:
+    """The cache is bounded; every task can still be had, and no identity is ever lost."""
+    journal = TaskJournal(tmp_path, "s", disk=Disk(durable=False), cache=3)
+    for number in range(20):
+        walk(journal, (Fact.INTENT, Fact.RUNNING, Fact.ENDED), f"t{number}", origin_tool_call_id=f"c{number}")
+        if number % 2:
+            journal.record(f"t{number}", Fact.CONSUMED, event_id="e1")
+    assert len(journal._ended) == 3
+    for opened in (journal, TaskJournal(tmp_path, "s", cache=3)):
+        tasks = list(opened.tasks())
+        assert [task.task_id for task in tasks] == [f"t{number}" for number in reversed(range(20))]
+        assert [task.consumed for task in tasks] == [number % 2 == 1 for number in reversed(range(20))]
+        assert all(task.status is TaskStatus.COMPLETED for task in tasks)
+        assert not begin(opened, "new", origin_tool_call_id="c4")[1]
+        assert len(opened._ended) == 3
+
+
+def test_compaction_keeps_identities_and_outcomes(journal: TaskJournal, tmp_path: Path) -> None:
+    """What only mattered while a task ran goes; who ran, how it ended and who was told stays."""
+    steps = (Fact.INTENT, Fact.RUNNING, Fact.OUTPUT, Fact.OUTPUT, Fact.STOP_REQUESTED, Fact.ENDED, Fact.DELIVERED)
+    walk(journal, steps, "t1", origin_tool_call_id="call")
+    walk(journal, steps[:4], "t2")
+    before = journal.path.stat().st_size
+    assert journal.compact().dropped == 4
+    assert journal.path.stat().st_size < before
+    for opened in (journal, TaskJournal(tmp_path, "s")):
+        one, two = opened.get("t1"), opened.get("t2")
+        assert (one.status, one.event_id, one.delivered, one.stdout_bytes) == (TaskStatus.COMPLETED, "e1", True, 3)
+        assert (two.status, two.pid, two.stdout_bytes) == (TaskStatus.RUNNING, 4002, 2)
+        assert not begin(opened, "t9", origin_tool_call_id="call")[1]
+
+
+def test_two_journals_see_each_other(journal: TaskJournal, tmp_path: Path) -> None:
+    """Whoever appends, the other one catches up before it decides; an end is recorded once."""
+    other = TaskJournal(tmp_path, "s", disk=Disk(durable=False))
+    walk(journal, (Fact.INTENT, Fact.RUNNING))
+    other.record("t1", Fact.ENDED, **FIELDS[Fact.ENDED])
+    with pytest.raises(InvalidTransition):
+        journal.record("t1", Fact.ENDED, **FIELDS[Fact.ENDED] | {"event_id": "e2"})
+    assert journal.get("t1").event_id == "e1"
+
+
+def test_only_one_of_two_adopts(journal: TaskJournal, tmp_path: Path) -> None:
+    """Adoption names from whom: the second who tries finds another one there."""
+    other = TaskJournal(tmp_path, "s", disk=Disk(durable=False))
+    walk(journal, (Fact.INTENT, Fact.RUNNING))
+    assert journal.adopt("t1", "w1", worker="w2").worker_id == "w2"
+    with pytest.raises(InvalidTransition):
+        other.adopt("t1", "w1", worker="w3")
+    assert other.get("t1").worker_id == "w2"
+
+
+def test_facts_of_a_newer_version_are_passed_over(journal: TaskJournal) -> None:
+    """A kind of fact that is not known here changes nothing; a known one that makes no sense is damage."""
+    begin(journal)
+    journal._ledger.append({"fact": "paused", "task": "t1"})
+    assert journal.get("t1").status is TaskStatus.RUNNING
+    journal._ledger.append({"fact": "ended", "task": "t1"})
+    with pytest.raises(Damaged) as caught:
+        journal.get("t1")
+    assert caught.value.offset is not None
+
+
+def test_no_end_is_lost_or_doubled_between_delivery_and_consumption(journal: TaskJournal, tmp_path: Path) -> None:
+    """Each step is a record: who comes after a crash between any two finds the task where it was left."""
+    seen = []
+    for fact in (Fact.INTENT, Fact.RUNNING, Fact.ENDED, Fact.DELIVERED, Fact.CONSUMED):
+        walk(journal, (fact,))
+        found = TaskJournal(tmp_path, "s").unconsumed()
+        seen.append([(task.event_id, task.delivered) for task in found])
+    assert seen == [[], [], [("e1", False)], [("e1", True)], []]
+
+
+def test_a_text_and_a_list_are_different_commands() -> None:
+    """One goes through a shell, the other does not."""
+    assert digest_of("ls") != digest_of(["ls"])
+    assert digest_of(["ls", "-l"]) == digest_of(("ls", "-l"))
+
+
+@pytest.mark.parametrize("command", ["x" * 100_000, ["x" * 100_000], ["x"] * 60_000])
+def test_a_long_command_is_written_down_as_its_beginning(command: Any, journal: TaskJournal) -> None:
+    """The journal stays readable; what makes it the same command is all of it."""
+    task, _ = begin(journal, command=command)
+    assert len(json.dumps(shown_command(command))) < 100_000
+    assert task.digest == digest_of(command)
+
+
+def test_lost_is_an_end_of_its_own() -> None:
+    """It has neither code nor signal."""
+    intent = {"fact": "intent", "task": "t", "at": "2026-01-01T00:00:00.000Z", "session": "s", "origin": None}
+    intent |= {"digest": "d", "command": "x", "cwd": "", "description": "", "worker": "w", "boot": "b", "job": None}
+    task = after(None, intent | {"timeout_s": None, "output_limit_bytes": 1})
+    task = after(task, {"fact": "ended", "task": "t", "at": intent["at"], "event_id": "e", **lost("nobody knows")})
+    assert (task.status, task.exit_code, task.signal, task.stopped_by) == (TaskStatus.LOST, None, None, "lost")
