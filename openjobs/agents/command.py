@@ -22,7 +22,9 @@ from ..ids import check_session_id, new_id
 from ..jobs import TurnRequest, TurnResult
 from ..processes import layout
 from ..processes.command import CommandEnd, run_command
+from ..processes.identity import Identity
 from ..processes.template import Template
+from .joblog import JobLog, JobLogs
 from .leftovers import run_directory
 from .templates import CommandTemplate
 
@@ -50,11 +52,15 @@ class CommandProfile:
         home: Path | None,
         environ: Mapping[str, str] | None,
         keepers: Callable[[], Template],
+        run_logs: JobLogs,
+        disk: Disk,
     ) -> None:
         self._template = template
         self._home = home
         self._environ = environ
         self._keepers = keepers
+        self._run_logs = run_logs
+        self._disk = disk
 
     def __call__(self, request: TurnRequest, cancel_event: threading.Event) -> TurnResult:
         template = self._template
@@ -71,22 +77,25 @@ class CommandProfile:
             if template.stdin == "prompt":
                 _check_found(arguments[0], env, cwd)
                 arguments = [*_WITH_STDIN, str(_written(run_dir / "prompt", request.prompt)), *arguments]
-            partial = _Partial(request)
-            end = run_command(
-                arguments,
-                run_dir=run_dir,
-                cwd=cwd,
-                env=env,
-                task_id=run_dir.name,
-                cancel_event=cancel_event,
-                timeout_s=template.timeout_s,
-                on_limit="drop",
-                on_output=partial.take,
-                tail_bytes=RESULT_LIMIT_BYTES,
-                template=self._keepers(),
-                # The records are for who comes after a crash of this process; after a power cut nothing runs.
-                disk=Disk(durable=False),
-            )
+            said = _Said(request, self._log(request, run_dir))
+            try:
+                end = run_command(
+                    arguments,
+                    run_dir=run_dir,
+                    cwd=cwd,
+                    env=env,
+                    task_id=run_dir.name,
+                    cancel_event=cancel_event,
+                    timeout_s=template.timeout_s,
+                    on_limit="drop",
+                    on_started=said.begin,
+                    on_output=said.take,
+                    tail_bytes=RESULT_LIMIT_BYTES,
+                    template=self._keepers(),
+                    disk=self._disk,
+                )
+            finally:
+                said.close()
         return TurnResult(final_text=_text(end), error=_error(end, template))
 
     def _env(self, request: TurnRequest) -> dict[str, str]:
@@ -102,6 +111,10 @@ class CommandProfile:
         if self._home is not None:
             env["OPENJOBS_HOME"] = str(self._home)
         return env
+
+    def _log(self, request: TurnRequest, run_dir: Path) -> JobLog | None:
+        """Without a home the output vanishes with the command's directory, and so would a log."""
+        return None if self._home is None else self._run_logs.open(request.job, run_dir, self._disk)
 
     def _directory(self, request: TurnRequest) -> Path:
         """The template's directory, else the job's, else the session's own, made on demand."""
@@ -139,14 +152,25 @@ class _RunDirectory:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-class _Partial:
-    """The newest output while the command runs, for whoever looks at the job."""
+class _Said:
+    """What the command says while it runs: its newest output for whoever looks at the job, all of it for the log."""
 
-    def __init__(self, request: TurnRequest) -> None:
+    def __init__(self, request: TurnRequest, log: JobLog | None) -> None:
         self._show = request.partial
+        self._log = log
         self._tail = bytearray()
 
+    def begin(self, keeper: Identity, child: Identity) -> None:
+        if self._log is not None:
+            self._log.begin(keeper, child)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
     def take(self, stream: str, data: bytes) -> None:
+        if self._log is not None:
+            self._log.take()
         if stream == "stdout":
             self._tail += data
             del self._tail[:-PARTIAL_LIMIT_BYTES]

@@ -1,4 +1,4 @@
-"""Ending what a dead process's job left running: its command has a keeper, which outlives the worker."""
+"""What a dead process's job left: a command that its keeper still looks after, and a log that nobody completed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import os
 from pathlib import Path
 
 from ..durable import Disk
+from ..errors import LogBusy
 from ..jobs import Job
 from ..processes import rundir
+from ..processes.client import run_directory
 from ..processes.identity import this_system
+from ..processes.tail import RunTail
+
+__all__ = ["end_leftovers", "finish_log", "run_directory"]
 
 #: between TERM and KILL: nobody wants the result any more
 GRACE_S = 1.0
@@ -17,11 +22,6 @@ GRACE_S = 1.0
 PATIENCE_S = 5.0
 
 _log = logging.getLogger(__name__)
-
-
-def run_directory(home: Path, session_id: str, run_id: str) -> Path:
-    """The directory of one run: log, output, exit record."""
-    return home / "sessions" / session_id / "runs" / run_id
 
 
 def end_leftovers(home: Path, job: Job) -> None:
@@ -44,3 +44,30 @@ def end_leftovers(home: Path, job: Job) -> None:
         _log.warning("job %s: its command's keeper lives but could not be told to stop", job.job_id)
     elif burial.leftovers:
         _log.warning("job %s: processes of its command could not be ended: %s", job.job_id, burial.leftovers)
+
+
+def finish_log(home: Path, job: Job, disk: Disk) -> bool:
+    """Drain and complete the log of an ended job whose runner is dead. Whether it is complete, or there is none.
+
+    Idempotent; raises what the log and its source raise. While a keeper lives, or somebody else has the log, nothing
+    happens. A job that ran no command has no log.
+    """
+    if job.run_id is None or not job.terminal:
+        return True
+    run_dir = run_directory(home, job.parent_session_id, job.run_id)
+    keeper = rundir.keeper_identity(run_dir)
+    if keeper is None:
+        return True
+    if rundir.keeper_lives(run_dir):
+        return False
+    tail = RunTail(run_dir, owner_id=job.job_id, run_id=job.run_id, keeper=keeper, disk=disk)
+    try:
+        while tail.step():
+            pass
+        if tail.finished is not None:
+            tail.complete(job.status.value)
+    except LogBusy:
+        return False
+    finally:
+        tail.rest()
+    return tail.completion is not None

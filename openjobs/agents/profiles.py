@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..durable import Disk
 from ..errors import Closed, InvalidInput, UnknownAgent
 from ..jobs import SyncFn
 from . import builtin
+from .joblog import JobLogs
 from .templates import CommandTemplate, check_agent_id, read_templates
 
 if TYPE_CHECKING:
@@ -33,8 +35,18 @@ class Profiles:
     `_lock` protects the registered callables, the templates with the signature of their file, and `_keepers`.
     """
 
-    def __init__(self, home: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> None:
-        """`environ` is the environment of commands whose job came without one; None means this process's own."""
+    def __init__(
+        self,
+        home: str | Path | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        """`environ` is the environment of commands whose job came without one; None means this process's own.
+        `disk` says how durable their records and logs are."""
+        self._disk = disk or Disk(durable=home is not None)
+        #: the logs of the commands that run; the runner completes each when the job's end is durable
+        self.run_logs = JobLogs()
         self._home = None if home is None else Path(home)
         self._environ = environ
         self._lock = threading.Lock()
@@ -51,6 +63,7 @@ class Profiles:
             keepers, self._keepers = self._keepers, None
         if keepers is not None:
             keepers.close()
+        self.run_logs.close()
 
     def __enter__(self) -> Profiles:
         return self
@@ -86,7 +99,7 @@ class Profiles:
             raise self._unknown(agent_id)
         from .command import CommandProfile  # late: it brings `subprocess`
 
-        return CommandProfile(template, self._home, self._environ, self._keeper_template)
+        return CommandProfile(template, self._home, self._environ, self._keeper_template, self.run_logs, self._disk)
 
     def names(self) -> list[str]:
         """Every name that `get` would find. Raises `InvalidConfiguration` for a broken file."""

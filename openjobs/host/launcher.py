@@ -416,7 +416,7 @@ def open_runtime(
 
     store = GitJobStore(home, durability=durability)
     launcher.provide("store", store, lambda left: store.close(timeout=left))
-    profiles = Profiles(home, environ=environ)
+    profiles = Profiles(home, environ=environ, disk=store.disk)
     launcher.provide("profiles", profiles, lambda left: profiles.close())
     runner = JobRunner(store, workers=workers, profiles=profiles, **(runner_options or {}))
     launcher.provide("runner", runner, lambda left: runner.shutdown(timeout=left))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from ..errors import Damaged, Refused
 from ..runlog import RunLogReader
+from ..runlog.binding import RunDirectory
+from ..runlog.sidecar import look
 from ..runlog.state import STATE_MOST_BYTES
 from .rundir import keeper_lives
 
@@ -33,6 +35,21 @@ def _is_incomplete(run_dir: Path) -> bool:
     except (OSError, Refused, Damaged):
         return False
     return state is not None and state.completion is None
+
+
+def owner_of(home: Path, session_id: str, run_id: str) -> str | None:
+    """The job or task whose run that is, as its log says. Raises `Damaged`, `FileRefused`."""
+    directory = RunDirectory(home / "sessions" / session_id / "runs" / run_id)
+    try:
+        fd = directory.open(directory.sidecar)
+        try:
+            return look(fd, directory.sidecar, task_id=None, run_id=run_id).header.task_id
+        finally:
+            os.close(fd)
+    except FileNotFoundError:
+        return None
+    finally:
+        directory.close()
 
 
 def remove_run(home: Path, session_id: str, run_id: str) -> int:

@@ -27,7 +27,7 @@ class EndStep(StrEnum):
     """The steps, in their order."""
 
     LEFTOVERS = "leftovers"  #: what is left of the job's processes is ended
-    DRAIN = "drain"  #: its log is read to the end
+    DRAIN = "drain"  #: its output is read to the end (a command's profile has done so before it returns)
     #: here the terminal commit becomes durable
     RUN_LOG = "run log"  #: its run log is complete
     FACT = "fact"  #: `job/settled` is written for readers elsewhere

@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 
-from ..errors import InvalidTransition, OpenJobsError
+from ..errors import InvalidTransition, OpenJobsError, UnknownJob
 from ..ids import IdMaker
 from ..jobs import Errored, Job
 from ..store import JobStore
@@ -37,7 +37,7 @@ class Recovery:
         self._new_id = new_id
         self._own_id = own_id
         self.before_end: list[Step] = [self._end_leftovers]
-        self.after_end: list[Step] = []
+        self.after_end: list[Step] = [self._finish_log]
 
     def run(self) -> list[Job]:
         """End what dead runners left in the sessions they had marked; returns those jobs."""
@@ -76,6 +76,7 @@ class Recovery:
                 self._store.heal(session_id)
                 jobs = [job for job in self._store.unfinished(session_id) if self.is_orphan(job)]
                 ended += [self._end(job) for job in reversed(jobs)]
+                self._finish_logs(session_id)
                 self._store.active.clear(runner_id, session_id)
             except LookupError:
                 log.info("session %s of runner %s is gone", session_id, runner_id)
@@ -100,6 +101,27 @@ class Recovery:
             from ..agents.leftovers import end_leftovers  # late: most recoveries find nothing to end
 
             end_leftovers(self._store.home, job)
+
+    def _finish_log(self, job: Job) -> None:
+        if self._store.home is not None:
+            from ..agents.leftovers import finish_log
+
+            finish_log(self._store.home, job, self._store.disk)
+
+    def _finish_logs(self, session_id: str) -> None:
+        """Jobs whose end is durable and whose log is not complete: the runner died between the two."""
+        if self._store.home is None:
+            return
+        from ..processes.runs import incomplete_runs, owner_of
+
+        for run_id in incomplete_runs(self._store.home, session_id):
+            owner_id = owner_of(self._store.home, session_id, run_id)
+            try:
+                job = self._store.get(owner_id or "")
+            except UnknownJob:
+                continue  # a background command's
+            if self.is_dead(job.runner_id):
+                self._contained(run_id, functools.partial(self._finish_log, job))
 
     def _steps(self, steps: Sequence[Step], job: Job) -> None:
         for step in steps:

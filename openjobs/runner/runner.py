@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -41,6 +42,9 @@ from .timers import Timers
 from .waiting import ALL, check_ids, check_mode, check_timeout
 from .waits import RunnerWait
 from .worker import Worker
+
+if TYPE_CHECKING:
+    from ..agents.joblog import JobLogs
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +172,9 @@ class JobRunner:
             new_id=new_id,
         )
         self._settler.lost = self._submissions.forget
+        self._run_logs: JobLogs | None = getattr(profiles, "run_logs", None)
+        if self._run_logs is not None:
+            self.ending.set(EndStep.RUN_LOG, self._finish_log)
         self.ending.set(EndStep.HUB, self._tell_hub)
         self.ending.set(EndStep.WAITERS, self._wake_waiters)
         self.ending.set(EndStep.RELEASE, self._release)
@@ -235,6 +242,10 @@ class JobRunner:
         return answer
 
     # --- the steps of a job's end that are the runner's own ---
+
+    def _finish_log(self, ended: Ended) -> None:
+        assert self._run_logs is not None
+        self._run_logs.finish(ended.job.run_id, ended.job.status.value)
 
     def _tell_hub(self, ended: Ended) -> None:
         self.hub.publish(JOB_STATUS, ended.job)
@@ -446,6 +457,8 @@ class JobRunner:
         self._lease.release()
         if left:
             log.error("%d job(s) are left to recovery: their ends could not be written in time", len(left))
+        elif self._run_logs is not None and self._run_logs.unfinished:
+            log.warning("the logs of %d command(s) are left to recovery", self._run_logs.unfinished)
         else:
             self._remove_lease()
         forget_exit(id(self))

@@ -1,0 +1,148 @@
+"""The run logs of jobs that are commands: drained while they run, completed once their end is durable.
+
+Spec 004, *Finish ordering*: native drain, terminal commit, completion of the log. The thread that runs the command
+drains; the runner says when the commit is durable. Whichever comes last completes the log, so that a job whose end
+was forced still gets a whole log, when its tree is dead and drained. A crash in between is recovery's (leftovers.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..durable import Disk
+from ..errors import OpenJobsError
+from ..jobs import Job
+
+if TYPE_CHECKING:
+    from ..processes.identity import Identity
+    from ..processes.tail import RunTail
+
+log = logging.getLogger(__name__)
+
+
+class JobLogs:
+    """Guarantees: a log that cannot be written is named once in our own log, and is never the job's problem.
+
+    What the lock protects: the table of logs that are not complete.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._logs: dict[str, JobLog] = {}
+
+    def open(self, job: Job, run_dir: Path, disk: Disk) -> JobLog:
+        """The log of a command that is about to start; `close` it when the command has ended."""
+        made = JobLog(self, job, run_dir, disk)
+        with self._lock:
+            self._logs[made.run_id] = made
+        return made
+
+    def finish(self, run_id: str | None, outcome: str) -> None:
+        """The job's end is durable: its log, where it has one, is complete now or as soon as it is drained."""
+        with self._lock:
+            found = self._logs.get(run_id) if run_id is not None else None
+        if found is not None:
+            found._finish(outcome)
+
+    @property
+    def unfinished(self) -> int:
+        """How many logs are not complete: what a process that ends now leaves to recovery."""
+        with self._lock:
+            return len(self._logs)
+
+    def close(self) -> None:
+        """Put every log down as it is. One whose command still runs is opened again by its next output."""
+        with self._lock:
+            logs = list(self._logs.values())
+        for each in logs:
+            each._rest()
+
+    def _done(self, run_id: str) -> None:
+        with self._lock:
+            self._logs.pop(run_id, None)
+
+
+class JobLog:
+    """One run's log. What its lock protects: the log's writer and what is known of the end."""
+
+    def __init__(self, logs: JobLogs, job: Job, run_dir: Path, disk: Disk) -> None:
+        self.run_id = run_dir.name
+        self._logs = logs
+        self._job_id = job.job_id
+        self._run_dir = run_dir
+        self._disk = disk
+        self._lock = threading.Lock()
+        self._tail: RunTail | None = None
+        self._drained = False
+        self._outcome: str | None = None
+        self._broken = False
+
+    def begin(self, keeper: Identity, child: Identity) -> None:
+        """The command runs; who looks finds its log."""
+        self._contained(keeper)
+
+    def take(self) -> None:
+        """There is output."""
+        self._contained(None)
+
+    def close(self) -> None:
+        """The command has ended; every byte is in the log when this returns."""
+        from ..processes import rundir  # late, as all of that room: only commands need it
+
+        self._contained(rundir.keeper_identity(self._run_dir))
+        with self._lock:
+            self._drained = True
+        self._complete_if_all_is_known()
+
+    def _finish(self, outcome: str) -> None:
+        with self._lock:
+            self._outcome = outcome
+        self._complete_if_all_is_known()
+
+    def _contained(self, keeper: Identity | None) -> None:
+        with self._lock:
+            if self._broken:
+                return
+            try:
+                self._step(keeper)
+            except (OpenJobsError, OSError) as error:
+                self._give_up(error)
+
+    def _step(self, keeper: Identity | None) -> None:
+        if self._tail is None:
+            if keeper is None:
+                return
+            from ..processes.tail import RunTail
+
+            self._tail = RunTail(
+                self._run_dir, owner_id=self._job_id, run_id=self.run_id, keeper=keeper, disk=self._disk
+            )
+        while self._tail.step():
+            pass
+
+    def _complete_if_all_is_known(self) -> None:
+        with self._lock:
+            if not self._drained or self._outcome is None:
+                return
+            if self._tail is not None and not self._broken:
+                try:
+                    if self._tail.finished is not None or self._tail.completion is not None:
+                        self._tail.complete(self._outcome)
+                except (OpenJobsError, OSError) as error:
+                    self._give_up(error)
+                self._tail.rest()
+        self._logs._done(self.run_id)
+
+    def _rest(self) -> None:
+        with self._lock:
+            if self._tail is not None:
+                self._tail.rest()
+
+    def _give_up(self, error: Exception) -> None:
+        self._broken = True
+        log.error("job %s: its log cannot be written; it is left as it is: %s", self._job_id, error)
+        if self._tail is not None:
+            self._tail.rest()
