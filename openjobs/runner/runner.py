@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ..clock import Clock
-from ..errors import Closed, ForkedProcess, JobExists
+from ..errors import Closed, ForkedProcess, JobExists, StoreWriteFailed
 from ..ids import IdMaker, short
 from ..jobs import Job, JobStatus, SpawnRequest, SyncFn
 from ..store import JobStore
+from ..store.presence import Held
 from .admission import ProfileSource, function_for
 from .cancel import Canceller, Requests, StuckThread
 from .client import JobClient, Statuses, under
@@ -118,7 +119,7 @@ class JobRunner:
         new_id: IdMaker | None = None,
         marker_idle_s: float = IDLE_S,
     ) -> None:
-        """Takes a lease and ends what dead runners left behind. Raises `InvalidWorkers`."""
+        """Takes a lease and ends what dead runners left behind. Raises `InvalidWorkers`, `StoreWriteFailed`."""
         self.workers = workers_from(workers, environ)
         self.store = store
         self.sync_fn = sync_fn
@@ -179,7 +180,7 @@ class JobRunner:
         self.ending.set(EndStep.WAITERS, self._wake_waiters)
         self.ending.set(EndStep.RELEASE, self._release)
         self._closed = threading.Event()
-        self._lease = store.leases.acquire(self.runner_id)
+        self._lease = self._take_lease()
         at_exit(id(self), self.shutdown)
         self.recovery.run()
 
@@ -463,6 +464,12 @@ class JobRunner:
             self._remove_lease()
         forget_exit(id(self))
         self._closed.set()
+
+    def _take_lease(self) -> Held:
+        try:
+            return self.store.leases.acquire(self.runner_id)
+        except OSError as error:
+            raise StoreWriteFailed(f"the runner's lease could not be written: {error}; nothing changed") from error
 
     def _remove_lease(self) -> None:
         try:

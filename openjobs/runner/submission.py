@@ -19,6 +19,7 @@ from ..errors import (
     JobExists,
     NotFound,
     ParentFinished,
+    StoreWriteFailed,
     UnknownJob,
 )
 from ..ids import IdMaker
@@ -92,9 +93,11 @@ class Submissions:
         self._register(live)
         try:
             self._markers.use(session_id)
-        except BaseException:
+        except BaseException as error:
             with self._roster.lock:
                 self._roster.drop(live)
+            if isinstance(error, OSError):
+                raise StoreWriteFailed(f"the active marker could not be written: {error}; nothing changed") from error
             raise
         future = self._create(live, fresh_id=request.job_id is None)
         self._requests.expect(session_id)

@@ -42,20 +42,16 @@ class Storm:
         self.runner = JobRunner(self.store, self.workers, self.turn, cancel_timeout_s=0.05)
         self.end_stubborn = threading.Event()
         self.lock = threading.Lock()
-        #: job id -> whether its turn saw the event; only jobs whose turn began
-        self.ran: dict[str, bool] = {}
+        #: the events of the jobs whose turns began
+        self.ran: dict[str, threading.Event] = {}
         self.ids: list[str] = []
         self.failed: list[BaseException] = []
 
     def turn(self, request: TurnRequest, cancel_event: threading.Event) -> TurnResult:
         with self.lock:
             assert request.job_id not in self.ran, "a job ran twice"
-            self.ran[request.job_id] = False
-        try:
-            return self.act(random.Random(request.prompt), request, cancel_event)
-        finally:
-            with self.lock:
-                self.ran[request.job_id] = cancel_event.is_set()
+            self.ran[request.job_id] = cancel_event
+        return self.act(random.Random(request.prompt), request, cancel_event)
 
     def act(self, dice: random.Random, request: TurnRequest, cancel_event: threading.Event) -> TurnResult:
         what = dice.random()
@@ -142,10 +138,11 @@ class Storm:
                     walked.append(status)
             assert all(after in EDGES[before] for before, after in pairwise(walked)), walked
             assert (job.started_at is not None) == (job_id in self.ran)
-            if job.status is JobStatus.CANCELLED:
-                assert self.ran.get(job_id, True), "a cancelled job ran and did not see the event"
+            if job.status is JobStatus.CANCELLED and job_id in self.ran:
+                assert self.ran[job_id].is_set(), "a cancelled job ran and its event was not set"
+        all_free = PoolStats(workers=self.workers, in_use=0, lent=0, stuck=0, withheld=0)
+        eventually(lambda: self.runner._pool.stats() == all_free)
         with self.runner._roster.lock:
-            assert self.runner._pool.stats() == PoolStats(workers=self.workers, in_use=0, lent=0, stuck=0, withheld=0)
             assert self.runner._pool._starting == 0
             assert not self.runner._roster.jobs
             assert not self.runner._roster.by_session
