@@ -65,14 +65,14 @@ class Canceller:
         cancel_timeout_s: float,
         below: Callable[[Job, str | None], None],
     ) -> None:
-        """`below` cancels what is under a job and not this runner's."""
+        """`below` asks what is under a job and not known to the roster as such; it waits for nothing."""
         self._roster = roster
         self._pool = pool
         self._settler = settler
         self._timers = timers
         self._new_id = new_id
         self._cancel_timeout_s = cancel_timeout_s
-        self._below = below
+        self.below = below
         self._stuck: dict[LiveJob, StuckThread] = {}
 
     # --- asking ---
@@ -117,7 +117,7 @@ class Canceller:
     def _out_of_time(self, live: LiveJob, timeout_s: float) -> None:
         reason = f"timed out after {timeout_s:g} s"
         self.cancel(live, reason)
-        self._below(live.job, reason)
+        self.below(live.job, reason)
 
     def end(self, live: LiveJob, event: Event) -> Future[Job]:
         """With the lock held: the end is decided, and nobody can decide another one."""
@@ -232,3 +232,4 @@ class Requests:
             if live is not None and news:
                 log.info("job %s is cancelled from elsewhere", short(row.job_id))
                 self._canceller.cancel(live, row.cancel_reason, committed=True)
+                self._canceller.below(row, row.cancel_reason)

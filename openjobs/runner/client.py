@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
 
 from ..clock import Clock
-from ..errors import Closed, ForkedProcess, InvalidTransition, SessionBusy, StoreWriteFailed
+from ..errors import Closed, ForkedProcess, InvalidTransition
 from ..jobs import Cancelled, CancelRequested, Job, JobStatus
 from ..store import JobStore
 from .heads import Heads, Watch
@@ -20,8 +22,11 @@ from .recovery import Recovery
 from .timers import Timers
 from .waiting import ALL, Waiter, check_ids, check_mode, check_timeout
 
+log = logging.getLogger(__name__)
+
 Jobs = list[Job]
 Ids = list[str]
+Requests = list[Future[Job]]
 Statuses = JobStatus | str | Collection[JobStatus | str]
 
 _UUID_CHARS = 36
@@ -138,7 +143,10 @@ class JobClient:
         """
         self._check()
         job = self.ask_to_stop(self.full_id(job_id), reason)
-        self.ask_descendants(job, reason)
+        for request in self.ask_below(job, reason):
+            error = request.exception()
+            if error is not None and not isinstance(error, InvalidTransition):
+                log.warning("a job under %s was not asked to stop: %s", job.job_id, error)
         return job
 
     def cancel_session(self, session_id: str, reason: str | None = None) -> Jobs:
@@ -160,18 +168,21 @@ class JobClient:
         except InvalidTransition:  # it ended, or somebody else asked, in between
             return self.store.get(job_id)
 
-    def ask_descendants(
-        self, job: Job, reason: str | None, spare: Callable[[str], bool] = lambda job_id: False
-    ) -> None:
-        """As `ask_to_stop` for all jobs under `job`; those that `spare` names are left to the caller."""
+    def ask_below(self, job: Job, reason: str | None, own: Callable[[str], bool] = lambda job_id: False) -> Requests:
+        """Ask all unfinished jobs under `job` to stop; waits for nothing and returns the requests on their way.
+
+        `own` is told of each first, and answers True for one that needs no request: the caller's own.
+        """
+        requests: Requests = []
         around = [job.job_id]
         while around:
             below = [child for parent in around for child in self.store.children(parent)]
             for child in below:
-                if not spare(child):
-                    with contextlib.suppress(SessionBusy, StoreWriteFailed):
-                        self.ask_to_stop(child, under(job, reason))
+                if not own(child) and _can_be_asked(self.store.get(child)):
+                    request = CancelRequested(reason=under(job, reason))
+                    requests.append(self.store.apply_later(child, request, keep=True))
             around = below
+        return requests
 
     # --- the rest ---
 
@@ -240,6 +251,10 @@ def answers(ids: Sequence[str], waiter: Waiter, get: Callable[[str], Job]) -> Jo
     if waiter.error is not None:
         raise waiter.error
     return [waiter.jobs[job_id] if job_id in waiter.jobs else get(job_id) for job_id in ids]
+
+
+def _can_be_asked(job: Job) -> bool:
+    return not job.terminal and job.cancel_requested_at is None and job.runner_id is not None
 
 
 def under(parent: Job, reason: str | None) -> str:

@@ -350,44 +350,56 @@ class JobRunner:
         job_id = self._client.full_id(job_id)
         with self._roster.lock:
             live = self._roster.jobs.get(job_id)
-        if live is None:
-            job = self._client.ask_to_stop(job_id, reason)
-            if not job.terminal or job.status is JobStatus.CANCELLED:
-                self._cancel_below(job, reason)
-            return job
-        futures = self._canceller.cancel(live, reason)
-        self._await_commits(futures)
-        self._client.ask_descendants(live.job, reason, spare=self._is_own)
-        # Before the settler was told: what the commit itself says.
-        told = [f.result() for f in futures if f.done() and f.exception() is None]
-        return _shown(live, told[-1] if told else live.job)
+        if live is not None:
+            return self._cancel_own([live], reason)[0]
+        job = self._client.ask_to_stop(job_id, reason)
+        if not job.terminal or job.status is JobStatus.CANCELLED:
+            self._cancel_below(job, reason)
+        return job
 
     def cancel_session(self, session_id: str, reason: str | None = None) -> Jobs:
         """Ask for the end of all unfinished jobs of a session and their descendants; the jobs as they then stand."""
         self._check()
         with self._roster.lock:
-            own = [live.job_id for live in self._roster.by_session.get(session_id, ())]
-        others = [job.job_id for job in self.store.unfinished(session_id)]
-        return [self.cancel(job_id, reason) for job_id in dict.fromkeys([*own, *others])]
+            own = list(self._roster.by_session.get(session_id, ()))
+        stopped = self._cancel_own(own, reason)
+        done = {job.job_id for job in stopped}
+        others = [job.job_id for job in self.store.unfinished(session_id) if job.job_id not in done]
+        return stopped + [self.cancel(job_id, reason) for job_id in others]
+
+    def _cancel_own(self, lives: Sequence[LiveJob], reason: str | None) -> Jobs:
+        """All are decided before any commit is waited for."""
+        commits = [future for live in lives for future in self._canceller.cancel(live, reason)]
+        self._await_commits(commits)
+        for live in lives:
+            if live.seat is not None or len(lives) == 1:
+                # Looking below costs a search of the index: with ten thousand queued jobs too much,
+                # and what is under one that never ran is in its session or in the roster.
+                self._cancel_below(live.job, reason)
+        return [_shown(live, live.job) for live in lives]
 
     def _cancel_below(self, job: Job, reason: str | None) -> None:
-        """The descendants of a job: its own at once, others by whoever runs them."""
-        with self._roster.lock:
-            own = [live for live in self._roster.jobs.values() if live.job.parent_job_id == job.job_id]
-        for live in own:
-            self._canceller.cancel(live, under(job, reason))
-        self._client.ask_descendants(job, reason, spare=self._is_own)
+        """Descendants that the roster does not know as such: those of other runners, and what is under them."""
 
-    def _is_own(self, job_id: str) -> bool:
-        with self._roster.lock:
-            return job_id in self._roster.jobs
+        def own(job_id: str) -> bool:
+            with self._roster.lock:
+                live = self._roster.jobs.get(job_id)
+            if live is not None:
+                self._canceller.cancel(live, under(job, reason))
+            return live is not None
+
+        try:
+            self._client.ask_below(job, reason, own)
+        except Exception:
+            log.exception("what is under job %s could not all be asked to stop", job.job_id)
 
     def _await_commits(self, futures: Sequence[Future[Job]]) -> None:
         """A cancel that returned is durable, unless the store is stuck."""
+        until = self._clock.monotonic() + _CANCEL_COMMIT_S
         for future in futures:
             committed = threading.Event()
             future.add_done_callback(lambda done, committed=committed: committed.set())  # type: ignore[misc]
-            self._clock.wait(committed, _CANCEL_COMMIT_S)
+            self._clock.wait(committed, max(0.0, until - self._clock.monotonic()))
 
     # --- the rest ---
 

@@ -226,6 +226,23 @@ def test_a_cancel_from_outside_reaches_descendants_everywhere(
     assert one.await_job(grandchild.job_id).status is JobStatus.CANCELLED
 
 
+def test_a_cancel_reaches_own_jobs_under_another_runners_job(
+    make_runner: MakeRunner, turns: Turns, ask: Ask, clock: FakeClock
+) -> None:
+    """Parent here, child on the other runner, grandchild here again."""
+    one, two = make_runner(), make_runner()
+    parent = one.submit(ask("parent"))
+    child = two.submit(ask("child", parent_job_id=parent.job_id))
+    grandchild = one.submit(ask("grandchild", parent_job_id=child.job_id))
+    for prompt in ("parent", "child", "grandchild"):
+        turns[prompt].until_started()
+    one.cancel(parent.job_id, "all of it")
+    assert one.await_job(grandchild.job_id).cancel_reason == f"its ancestor {parent.job_id} was cancelled: all of it"
+    eventually(lambda: two.get(child.job_id).cancel_requested_at or two.store.get(child.job_id).cancel_requested_at)
+    clock.advance(0.45)
+    assert two.await_job(child.job_id).status is JobStatus.CANCELLED
+
+
 def test_a_runner_asks_another_runner_to_stop_its_job(
     store: MockTaskStore, make_runner: MakeRunner, turns: Turns, ask: Ask, clock: FakeClock
 ) -> None:
