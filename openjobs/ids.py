@@ -46,13 +46,17 @@ def short(full: str) -> str:
     return full[:SHORT]
 
 
+def is_session_id(text: str) -> bool:
+    return _SESSION.match(text) is not None and not text.casefold().endswith(".lock")
+
+
 def check_session_id(text: str) -> str:
     """`text` itself. Raises `InvalidSessionId`.
 
     The id becomes a directory name, so a trailing newline, a leading dot or dash and the suffix
     that git uses for its locks are refused; `\\Z` because `$` would let the newline through.
     """
-    if not isinstance(text, str) or not _SESSION.match(text) or text.casefold().endswith(".lock"):
+    if not isinstance(text, str) or not is_session_id(text):
         raise InvalidSessionId(f"{text!r} cannot be a session id: {InvalidSessionId.__doc__}", value=text)
     return text
 

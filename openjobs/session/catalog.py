@@ -22,14 +22,14 @@ from ..repo import View
 
 _HEADER = struct.Struct(">4sIIII20s")  # magic, number, count, tag count, crc32 of keys and tags, version
 _MAGIC = b"ojc1"
-_KEY_BYTES = 8
+KEY_BYTES = 8
 
 #: the ids in a block, and one byte for each that is worth knowing without reading it (a job's status)
 Entries = tuple[list[str], bytes]
 
 
 def key(item_id: str) -> bytes:
-    return blake2b(item_id.encode("utf-8", "replace"), digest_size=_KEY_BYTES).digest()
+    return blake2b(item_id.encode("utf-8", "replace"), digest_size=KEY_BYTES).digest()
 
 
 class Catalog:
@@ -96,19 +96,19 @@ class Catalog:
 
     def _place(self, number: int, version: str, keys: bytes, tags: bytes) -> None:
         if number == len(self._versions):
-            self._starts.append(len(self._keys) // _KEY_BYTES)
+            self._starts.append(len(self._keys) // KEY_BYTES)
             self._keys += keys
             self._versions.append(version)
             self._tags.append(tags)
             return
-        start = self._starts[number] * _KEY_BYTES
-        end = self._starts[number + 1] * _KEY_BYTES if number + 1 < len(self._starts) else len(self._keys)
+        start = self._starts[number] * KEY_BYTES
+        end = self._starts[number + 1] * KEY_BYTES if number + 1 < len(self._starts) else len(self._keys)
         self._versions[number], self._tags[number] = version, tags
         if len(keys) == end - start:
             self._keys[start:end] = keys
             return
         self._keys[start:end] = keys
-        shift = (len(keys) - (end - start)) // _KEY_BYTES
+        shift = (len(keys) - (end - start)) // KEY_BYTES
         for later in range(number + 1, len(self._starts)):
             self._starts[later] += shift
 
@@ -122,14 +122,14 @@ class Catalog:
         """Numbers of the blocks that may hold it, newest first."""
         wanted, end, last = key(item_id), len(self._keys), -1
         while (at := self._keys.rfind(wanted, 0, end)) >= 0:
-            if at % _KEY_BYTES == 0:
-                number = bisect.bisect_right(self._starts, at // _KEY_BYTES) - 1
+            if at % KEY_BYTES == 0:
+                number = bisect.bisect_right(self._starts, at // KEY_BYTES) - 1
                 if number != last:
                     yield number
                 last = number
                 end = at
             else:
-                end = at + _KEY_BYTES - 1
+                end = at + KEY_BYTES - 1
 
     def tagged(self, tags: Iterable[int]) -> Iterator[int]:
         """Numbers of the blocks in which one of these tags occurs, newest first."""
@@ -148,7 +148,7 @@ class Catalog:
             return
         body = keys + tags
         record = _HEADER.pack(
-            _MAGIC, number, len(keys) // _KEY_BYTES, len(tags), zlib.crc32(body), bytes.fromhex(version or "00" * 20)
+            _MAGIC, number, len(keys) // KEY_BYTES, len(tags), zlib.crc32(body), bytes.fromhex(version or "00" * 20)
         )
         try:
             fd = os.open(self._file, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -168,7 +168,7 @@ class Catalog:
         at = 0
         while at + _HEADER.size <= len(data):
             magic, number, count, tag_count, crc, version = _HEADER.unpack_from(data, at)
-            keys_end = at + _HEADER.size + count * _KEY_BYTES
+            keys_end = at + _HEADER.size + count * KEY_BYTES
             end = keys_end + tag_count
             body = data[at + _HEADER.size : end]
             if magic != _MAGIC or end > len(data) or zlib.crc32(body) != crc or number > len(self._versions):
@@ -187,6 +187,6 @@ class Catalog:
             self._file = None
             return
         for number, version in enumerate(self._versions):
-            start = self._starts[number] * _KEY_BYTES
-            end = self._starts[number + 1] * _KEY_BYTES if number + 1 < len(self._starts) else len(self._keys)
+            start = self._starts[number] * KEY_BYTES
+            end = self._starts[number + 1] * KEY_BYTES if number + 1 < len(self._starts) else len(self._keys)
             self._append(number, version, bytes(self._keys[start:end]), self._tags[number])

@@ -23,8 +23,10 @@ from ..durable import Disk
 from ..errors import (
     AmbiguousId,
     Closed,
+    Damaged,
     ForkedProcess,
     InvalidInput,
+    NotFound,
     UnknownJob,
     UnknownNode,
     UnknownSession,
@@ -33,6 +35,7 @@ from ..ids import IdMaker, check_job_id, check_node_id, check_session_id, is_pre
 from ..jobs import UNFINISHED, CancelRequested, Event, Job, JobStatus, Queued, Started
 from ..repo import Change, CommitInfo, Repository, View
 from ..session import Documents, Memory, Meta, Node, meta
+from ..session.trail import Trail
 from .change import JobChange, job_changed, job_created, refuse_again, refuse_child_of
 from .committer import GAP_S, Committer, Operation
 from .fsck import Report, check_session
@@ -81,11 +84,12 @@ _news = itertools.count(step=1 << 32)
 class _Open:
     """A session that this process has in use: its repository and what is remembered of it."""
 
-    __slots__ = ("durable", "memory", "news", "own_head", "repository")
+    __slots__ = ("durable", "memory", "news", "own_head", "repository", "trail")
 
-    def __init__(self, repository: Repository, memory: Memory) -> None:
+    def __init__(self, repository: Repository, private: Path | None) -> None:
         self.repository = repository
-        self.memory = memory
+        self.memory = Memory(private)
+        self.trail = Trail(private / "commits" if private is not None else None)
         self.durable = Durable()
         #: the newest commit that is known to hold nothing unseen (see `JobStore.asked`)
         self.own_head: str | None = None
@@ -226,6 +230,7 @@ class JobStore(ABC):
                 decide=self._in(session_id, lambda documents: job_created(documents, change, now, fresh_id=fresh_id)),
                 result=self._result(session_id, change),
                 entry=entry,
+                job_id=job.job_id,
                 give_up_at=give_up_at,
             ),
             *self._changes(session_id, job.job_id, change, events, now, keep=False),
@@ -265,6 +270,7 @@ class JobStore(ABC):
                     result=self._result(session_id, step),
                     keep=keep,
                     give_up_at=give_up_at,
+                    job_id=job_id,
                     committed=self._noting(session_id, job_id, event),
                 )
             )
@@ -311,14 +317,10 @@ class JobStore(ABC):
         return note
 
     def _find_running_commit(self, session_id: str, job_id: str) -> str | None:
-        """Only after a crash or for another process's job; the log is read back to the job's beginning."""
-        for commit in self.repository(session_id).log():
-            transition = _transition_of(commit, job_id)
-            if transition is not None and transition.kind == "transition":
-                if transition.status is JobStatus.RUNNING:
-                    return transition.commit_id
-                if transition.status in (JobStatus.QUEUED, JobStatus.PENDING):
-                    break
+        """Only after a crash, or for another process's job."""
+        for transition in reversed(self._transitions(session_id, job_id, commits=None)):
+            if transition.kind == "transition" and transition.status is JobStatus.RUNNING:
+                return transition.commit_id
         return None
 
     def append_message(
@@ -468,16 +470,35 @@ class JobStore(ABC):
     def history(self, job_id: str) -> _Transitions:
         """The commits of a job's life, oldest first. Raises `UnknownJob`."""
         session_id = self._session_of(job_id)
-        times = _times_of(self.get(job_id))
-        found: _Transitions = []
-        for commit in self.repository(session_id).log():
+        job = self.get(job_id)
+        times = _times_of(job)
+        return [
+            attrs.evolve(t, time=times.get(t.status if t.kind == "transition" else t.kind) or t.time)
+            for t in self._transitions(session_id, job_id, commits=job.revision + 1)
+        ]
+
+    def _transitions(self, session_id: str, job_id: str, *, commits: int | None) -> _Transitions:
+        """By the derived trail where it has all `commits` of them, else from the log."""
+        opened = self._opened(session_id)
+        noted = [self._commit_at(opened.repository, commit_id) for commit_id in opened.trail.commits(job_id)]
+        found = [t for t in (_transition_of(c, job_id) for c in noted if c is not None) if t is not None]
+        if commits is not None and len(found) == commits:
+            return found
+        found = []
+        for commit in opened.repository.log():
             transition = _transition_of(commit, job_id)
             if transition is not None:
-                exact = times.get(transition.status if transition.kind == "transition" else transition.kind)
-                found.append(attrs.evolve(transition, time=exact or transition.time))
+                found.append(transition)
                 if transition.status is JobStatus.PENDING and transition.kind == "transition":
                     break
         return found[::-1]
+
+    @staticmethod
+    def _commit_at(repository: Repository, commit_id: str) -> CommitInfo | None:
+        try:
+            return next(iter(repository.log(start=commit_id)), None)
+        except (NotFound, Damaged):
+            return None
 
     # --- upkeep ---
 
@@ -509,8 +530,11 @@ class JobStore(ABC):
     def repository(self, session_id: str) -> Repository:
         return self._opened(session_id).repository
 
-    def committed(self, session_id: str, before: str | None, after: str | None) -> None:
+    def committed(
+        self, session_id: str, before: str | None, after: str | None, made: Sequence[tuple[str, str]]
+    ) -> None:
         opened = self._opened(session_id)
+        opened.trail.note(made)
         if before != opened.own_head:
             opened.news += 1  # another program committed in between
         opened.own_head = after
@@ -573,7 +597,7 @@ class JobStore(ABC):
                 self._open.move_to_end(session_id)
                 return opened
             repository, private = self._open_repository(session_id)
-            opened = self._open[session_id] = _Open(repository, Memory(private))
+            opened = self._open[session_id] = _Open(repository, private)
             return opened
 
     def _in(self, session_id: str, decide: Callable[[Documents], Change | None]) -> Callable[[View], Change | None]:
@@ -655,13 +679,26 @@ class JobStore(ABC):
         else:
             seen: dict[str, Documents] = {}
             met: set[str] = set()
+            # Few jobs are unfinished: one look at each session finds them all, without reading the others' rows.
+            few = statuses is not None and statuses <= UNFINISHED and before is None
+            unfinished: dict[str, dict[str, Job]] = {}
             for entry in self.index.newest_first():
                 if entry.job_id in met:
                     continue
                 met.add(entry.job_id)
+                if few and entry.session_id in unfinished:
+                    if (job := unfinished[entry.session_id].get(entry.job_id)) is not None:
+                        yield job
+                    continue
                 try:
                     documents = seen.get(entry.session_id) or self.documents(entry.session_id)
                 except UnknownSession:
+                    continue
+                if few:
+                    found = documents.jobs_newest_first(statuses)
+                    unfinished[entry.session_id] = {job.job_id: job for job in found}
+                    if (job := unfinished[entry.session_id].get(entry.job_id)) is not None:
+                        yield job
                     continue
                 if len(seen) < _OPEN_REPOSITORIES:
                     seen[entry.session_id] = documents

@@ -48,6 +48,8 @@ class Operation:
     give_up_at: float | None = None
     #: written to the index before the commit is visible
     entry: Entry | None = None
+    #: the job whose commit it becomes
+    job_id: str | None = None
     #: told the commit that this event became, before the next event of the batch decides
     committed: Callable[[str], None] | None = None
     failures: int = 0
@@ -67,8 +69,10 @@ class Sessions(Protocol):
         """The session has nothing waiting; its files may be given back."""
         ...
 
-    def committed(self, session_id: str, before: str | None, after: str | None) -> None:
-        """A batch went from commit `before` to commit `after`."""
+    def committed(
+        self, session_id: str, before: str | None, after: str | None, made: Sequence[tuple[str, str]]
+    ) -> None:
+        """A batch went from commit `before` to commit `after`; `made` are the job ids and commits in it."""
         ...
 
 
@@ -268,7 +272,12 @@ class Committer:
             if outcome.commit_id is not None and outcome.error is None:
                 _tell(op, outcome.commit_id)
         made = [outcome.commit_id for outcome in outcomes if outcome.commit_id is not None and outcome.error is None]
-        self._sessions.committed(session_id, before, made[-1] if made else before)
+        of_jobs = [
+            (op.job_id, outcome.commit_id)
+            for op, outcome in zip(batch, outcomes, strict=True)
+            if op.job_id is not None and outcome.commit_id is not None and outcome.error is None
+        ]
+        self._sessions.committed(session_id, before, made[-1] if made else before, of_jobs)
         return outcomes
 
     def _put_back(self, lane: _Lane, batch: list[Operation], pauses_s: tuple[float, float]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..clock import Clock
 from ..durable import Disk, FileLock
 from ..errors import InvalidInput, RepositoryRefused, SessionBusy, SessionExists
-from ..ids import IdMaker, check_session_id, new_id
+from ..ids import IdMaker, check_session_id, is_session_id, new_id
 from ..repo import Repository
 from .base import JobStore
 from .index import FileIndex
@@ -93,9 +93,8 @@ class GitJobStore(JobStore):
         return total
 
     def sessions(self) -> list[str]:
-        return sorted(
-            name for name in os.listdir(self._sessions_dir) if not name.startswith(".") and self.has_session(name)
-        )
+        names = os.listdir(self._sessions_dir)
+        return sorted(name for name in names if is_session_id(name) and self.has_session(name))
 
     def has_session(self, session_id: str) -> bool:
         return (self.session_dir(session_id) / "repo").is_dir()

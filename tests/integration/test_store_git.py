@@ -375,6 +375,29 @@ def test_after_a_fork_the_parents_store_is_refused(store: GitJobStore) -> None:
     queued(store)
 
 
+def test_what_is_no_session_is_passed_over(store: GitJobStore, home: Path) -> None:
+    """A stray directory or file beside the sessions stops nothing."""
+    (home / "sessions" / "foo bar").mkdir()
+    (home / "sessions" / "empty").mkdir()
+    (home / "sessions" / "file").write_text("x")
+    assert store.sessions() == ["s1"]
+
+
+def test_history_does_not_depend_on_the_derived_trail(store: GitJobStore, home: Path) -> None:
+    """Without the file of commit ids, with a torn one, and with a wrong one the history is the same."""
+    jobs = [walk_to_the_end(store, job_for(store, "s1", f"job {n}")) for n in range(5)]
+    expected = store.history(jobs[0].job_id)
+    assert [t.status for t in expected] == ORDER
+    trail = repo_of(home) / ".git" / "openjobs" / "commits"
+    data = trail.read_bytes()
+    for other in (b"", data[:-7], data[::-1], data[:56]):
+        trail.write_bytes(other)
+        assert store.history(jobs[0].job_id) == expected
+    walk_to_the_end(store, job_for(store, "s1", "after"))
+    trail.unlink()
+    assert store.history(jobs[0].job_id) == expected
+
+
 def test_opening_a_home_reads_no_session(home: Path) -> None:
     """Start-up costs nothing for sessions that nobody uses: a damaged idle one is not even noticed."""
     with GitJobStore(home, durability="relaxed") as store:
