@@ -22,13 +22,16 @@ from .state import State
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
         "agent": ("agent", "Run PROMPT as a job and print its result."),
+        "run": ("tasks", "Run CMD as a background command with a durable trail, and wait for it."),
         "stop": ("control", "Ask jobs, and the jobs they started, to stop."),
         "demo": ("demo", "See it work: run a few commands as jobs and show the commits they left."),
     },
     "Look": {
         "list": ("listing", "List jobs, newest first."),
+        "ps": ("tasks", "List background commands that run, newest first."),
         "show": ("reading", "Show everything about one job."),
         "output": ("reading", "Print the result of one job."),
+        "logs": ("logs", "Print what a command wrote: of a job, a background command, or a run."),
         "wait": ("control", "Wait until jobs have ended."),
         "history": ("reading", "Show the commits of one job or session."),
         "sessions": ("reading", "List sessions, the one used last first."),

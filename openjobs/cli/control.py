@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,18 +15,23 @@ from .options import JOB_ID, SECONDS, command
 from .state import State
 from .text import duration, one_line, plural
 
+if TYPE_CHECKING:
+    from ..processes.task import Task
+
 
 @command("wait")
 @click.argument("ids", type=JOB_ID, nargs=-1, required=True, metavar="ID...")
 @click.option("--any", "any_", is_flag=True, help="Until the first of them has ended.")
 @click.option("--timeout", type=SECONDS, help="Give up after this time (exit code 4); the jobs go on.")
 def wait_command(state: State, ids: tuple[str, ...], any_: bool, timeout: float | None) -> int:
-    """Wait until jobs have ended.
+    """Wait until jobs have ended, or background commands.
 
     Prints a line for each job when it ends. The exit code is 0 when all completed, else that of the
     worst: 4 unfinished, 1 errored, 5 cancelled. With --any it is that of the one that ended first.
     """
-    wanted = state.resolve_all(ids)
+    wanted, task_ids = state.split(ids)
+    if task_ids:
+        return _wait_for_tasks(state, wanted, task_ids, any_, timeout)
     jobs = _wait(state, wanted, any_, timeout)
     ended = [job for job in jobs if job.terminal]
     timed_out = not ended if any_ else len(ended) < len(jobs)
@@ -37,6 +43,27 @@ def wait_command(state: State, ids: tuple[str, ...], any_: bool, timeout: float 
     if any_ and ended:
         return exits.of_job(min(ended, key=lambda job: job.completed_at or job.created_at))
     return exits.of_jobs(jobs)
+
+
+def _wait_for_tasks(state: State, ids: list[str], task_ids: list[str], any_: bool, timeout: float | None) -> int:
+    """Background commands, and perhaps jobs; the time is for all together."""
+    from . import tasks
+
+    if ids and any_:
+        raise click.UsageError("--any waits for jobs or for background commands, not for both")
+    end = None if timeout is None else time.monotonic() + timeout
+    found = tasks.wait_for(state, task_ids, any_, timeout)
+    jobs = _wait(state, ids, False, None if end is None else max(0.0, end - time.monotonic())) if ids else []
+    ended = [task for task in found if task.terminal]
+    timed_out = not ended if any_ else len(ended) < len(found) or not all(job.terminal for job in jobs)
+    if state.json:
+        shown = {"jobs": [shapes.job(job) for job in jobs], "tasks": [shapes.task(task) for task in found]}
+        output.json_value(shown | {"timed_out": timed_out})
+    elif timed_out:
+        output.note("timed out")
+    if any_ and ended:
+        return tasks.exit_of(min(ended, key=lambda task: task.ended_at or task.created_at))
+    return exits.worst([*(exits.of_job(job) for job in jobs), *(tasks.exit_of(task) for task in found)])
 
 
 def _wait(state: State, ids: list[str], any_: bool, timeout: float | None) -> list[Job]:
@@ -98,13 +125,14 @@ def ended_line(job: Job, shown_id: str, colour: bool | None = None) -> str:
 @click.argument("ids", type=JOB_ID, nargs=-1, required=True, metavar="ID...")
 @click.option("--reason", help="Why; kept with the job.")
 def stop_command(state: State, ids: tuple[str, ...], reason: str | None) -> int:
-    """Ask jobs, and the jobs they started, to stop.
+    """Ask jobs, and the jobs they started, to stop; or background commands.
 
     Returns at once with the state each job is in now; a running job may take up to 30 seconds to end.
     A job that has ended already stays as it is.
     """
-    wanted = state.resolve_all(ids)
-    shorten = table.short_ids(wanted)
+    wanted, task_ids = state.split(ids)
+    shorten = table.short_ids([*wanted, *task_ids])
+    tasks = _stop_tasks(state, task_ids, reason)
     stopped = []
     for job_id in wanted:
         was = state.client.get(job_id)
@@ -113,11 +141,27 @@ def stop_command(state: State, ids: tuple[str, ...], reason: str | None) -> int:
         if not state.json:
             _tell_stopped(was, job, shorten(job_id))
     if state.json:
-        output.json_value({"jobs": [shapes.stopped(job) for job in stopped]})
-    elif any(not job.terminal for job in stopped):
-        left = " ".join(shorten(job.job_id) for job in stopped if not job.terminal)
+        output.json_value(
+            {"jobs": [shapes.stopped(job) for job in stopped], "tasks": [shapes.task(task) for task in tasks]}
+        )
+    elif unfinished := [
+        *(job.job_id for job in stopped if not job.terminal),
+        *(task.task_id for task in tasks if not task.terminal),
+    ]:
+        left = " ".join(map(shorten, unfinished))
         output.hint(f"`{state.prog} wait {left}` waits for the end")
     return exits.COMPLETED
+
+
+def _stop_tasks(state: State, ids: list[str], reason: str | None) -> list[Task]:
+    if not ids:
+        return []
+    from . import tasks
+
+    stopped = [tasks.stop(state, task_id, reason) for task_id in ids]
+    if not state.json:
+        tasks.tell(stopped)
+    return stopped
 
 
 def _tell_stopped(was: Job, job: Job, shown_id: str) -> None:

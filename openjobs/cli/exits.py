@@ -43,9 +43,14 @@ def of_job(job: Job) -> int:
 
 
 def of_jobs(jobs: Iterable[Job]) -> int:
-    """One number for several jobs: unfinished outweighs errored outweighs cancelled."""
-    codes = {of_job(job) for job in jobs}
-    return next((code for code in (TIMED_OUT, ERRORED, CANCELLED) if code in codes), COMPLETED)
+    """One number for several jobs."""
+    return worst(of_job(job) for job in jobs)
+
+
+def worst(codes: Iterable[int]) -> int:
+    """Unfinished outweighs errored outweighs cancelled."""
+    found = set(codes)
+    return next((code for code in (TIMED_OUT, ERRORED, CANCELLED) if code in found), COMPLETED)
 
 
 def of_error(error: BaseException) -> int:

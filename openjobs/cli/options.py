@@ -59,11 +59,11 @@ def common_options() -> list[click.Parameter]:
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-def command(name: str) -> Callable[[Callable[..., int]], click.Command]:
-    """A command that takes the `State` first and returns its exit code."""
+def command(name: str, **context: Any) -> Callable[[Callable[..., int]], click.Command]:
+    """A command that takes the `State` first and returns its exit code; `context` are settings of click's."""
 
     def decorate(function: Callable[..., int]) -> click.Command:
-        made = click.command(name, cls=click.Command, context_settings=CONTEXT)(_with_state(function))
+        made = click.command(name, cls=click.Command, context_settings={**CONTEXT, **context})(_with_state(function))
         made.params += common_options()  # last in the help: first what is this command's own
         return made
 

@@ -5,6 +5,7 @@ Whether a stream is a terminal is asked per stream: `openjobs agent … > file` 
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 from collections.abc import Iterator
@@ -83,6 +84,63 @@ def result(text: str) -> None:
             sys.stdout.flush()
             sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
             sys.stdout.buffer.flush()
+
+
+def bytes_to_stdout(data: bytes) -> None:
+    """A command's own bytes, as they are."""
+    with _reader():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def bytes_to_stderr(data: bytes) -> None:
+    try:
+        sys.stderr.flush()
+        sys.stderr.buffer.write(data)
+        sys.stderr.buffer.flush()
+    except (OSError, ValueError):
+        pass  # nobody listens there
+
+
+class Shown:
+    """Output on its way to stdout, piece by piece: exact (`raw`), or made visible for a terminal.
+
+    Characters and line ends that are split across pieces are put together; a byte that belongs to no character is
+    shown as `\\xff`. `end` finishes an unfinished last line on a terminal.
+    """
+
+    def __init__(self, *, raw: bool) -> None:
+        self._raw = raw
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._held = ""
+        self._at_line_start = True
+
+    def take(self, data: bytes) -> None:
+        if self._raw:
+            bytes_to_stdout(data)
+        else:
+            self._write(self._decoder.decode(data))
+
+    def end(self) -> None:
+        if self._raw:
+            return
+        self._write(self._decoder.decode(b"", final=True), last=True)
+        if not self._at_line_start:
+            self._put("\n")
+
+    def _write(self, text: str, *, last: bool = False) -> None:
+        text = self._held + text
+        # Half of a line end of other systems, perhaps.
+        self._held = "\r" if text.endswith("\r") and not last else ""
+        self._put(visible(text[: len(text) - len(self._held)]))
+
+    def _put(self, text: str) -> None:
+        if text:
+            with _reader():
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            self._at_line_start = text.endswith("\n")
 
 
 def json_value(value: Any) -> None:

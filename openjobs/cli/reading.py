@@ -30,7 +30,12 @@ SHOWN_LINES = 20
 @command("show")
 @click.argument("id", type=JOB_ID, metavar="ID")
 def show_command(state: State, id: str) -> int:  # noqa: A002  # click's name for the argument
-    """Show everything about one job."""
+    """Show everything about one job, or one background command."""
+    task_id = state.task_id(id)
+    if task_id is not None:
+        from . import tasks
+
+        return tasks.show(state, task_id)
     job = state.client.get(state.resolve(id))
     children = state.store.children(job.job_id)
     partial = state.partial(job)
@@ -105,7 +110,7 @@ def _indented(text: str, more: str | None) -> list[str]:
 @click.option("--wait", is_flag=True, help="Wait until the job has ended.")
 @click.option("--timeout", type=SECONDS, help="With --wait: give up after this time (exit code 4).")
 def output_command(state: State, id: str, wait: bool, timeout: float | None) -> int:  # noqa: A002
-    """Print the result of one job.
+    """Print the result of one job, or what a background command wrote.
 
     Nothing else goes to stdout. In a pipe the text is printed as it is, on a terminal with control
     characters shown. Of a job that was cancelled or errored, or that still runs, what it said so far is
@@ -113,6 +118,11 @@ def output_command(state: State, id: str, wait: bool, timeout: float | None) -> 
     """
     if timeout is not None and not wait:
         raise click.UsageError("--timeout needs --wait")
+    task_id = state.task_id(id)
+    if task_id is not None:
+        from . import tasks
+
+        return tasks.print_output(state, task_id, wait, timeout)
     job_id = state.resolve(id)
     job = state.client.get(job_id)
     if wait and not job.terminal:

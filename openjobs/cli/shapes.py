@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..clock import to_text
-from ..host.wire import job_to_wire
+from ..host.wire import job_to_wire, task_to_wire
 from ..jobs import Job
+
+if TYPE_CHECKING:
+    from ..processes.task import Task
 
 
 def job(one: Job) -> dict[str, Any]:
@@ -18,6 +21,11 @@ def job(one: Job) -> dict[str, Any]:
 def jobs(many: Sequence[Job]) -> list[dict[str, Any]]:
     """As `job`, but long texts may be beginnings; `cut` names the fields where they are."""
     return [job(one) | {"cut": list(one.extra.get("cut", ()))} for one in many]
+
+
+def task(one: Task) -> dict[str, Any]:
+    """Every field of a background command; identities of processes as pid, start and boot."""
+    return task_to_wire(one)
 
 
 def stopped(one: Job) -> dict[str, Any]:

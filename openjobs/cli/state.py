@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from ..host.client import HostClient
     from ..host.launcher import Runtime
     from ..jobs import Job
+    from ..processes.client import TaskClient
     from ..runner import JobClient, JobRunner
     from ..store import GitJobStore
+    from ..store.index import FileIndex
 
 DEFAULT_SESSION = "default"
 
@@ -78,6 +80,20 @@ class State:
 
         return JobClient(self.store)
 
+    @cached_property
+    def tasks(self) -> TaskClient:
+        from ..processes.client import TaskClient
+
+        return TaskClient(self.home)
+
+    @cached_property
+    def job_index(self) -> FileIndex:
+        """Which session has a job, and its run, without git."""
+        from ..durable import Disk
+        from ..store.index import FileIndex
+
+        return FileIndex(self.home / "index", Disk())
+
     def use_home(self, home: Path) -> None:
         """Another home than the user's own (a demo)."""
         self.__dict__.pop("home", None)
@@ -126,6 +142,10 @@ class State:
     def close(self) -> None:
         if self._own_host is not None:
             self._own_host.close()
+        for name in ("tasks", "job_index"):
+            opened = self.__dict__.pop(name, None)
+            if opened is not None:
+                opened.close()
         if self._runner is not None:
             return
         for name in ("client", "store"):
@@ -160,6 +180,34 @@ class State:
     def resolve_all(self, prefixes: Sequence[str]) -> list[str]:
         """The ids, each once, in the order given."""
         return list(dict.fromkeys(self.resolve(prefix) for prefix in prefixes))
+
+    def task_id(self, prefix: str) -> str | None:
+        """The one background command whose id begins so; None where a job is meant. Raises `AmbiguousId`."""
+        wanted = prefix.strip().lower()
+        if not (self.home / "index" / "tasks.jsonl").exists():
+            return None
+        found = [entry.job_id for entry in self.tasks.matching(wanted)]
+        if not found:
+            return None
+        try:
+            jobs = [self.store.resolve(wanted)]
+        except NotFound as error:
+            jobs = list(error.candidates) if isinstance(error, AmbiguousId) else []
+        if jobs or len(found) > 1:
+            raise AmbiguousId(f"more than one id begins with {prefix!r}", candidates=[*jobs, *found])
+        return found[0]
+
+    def split(self, prefixes: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Ids of jobs and ids of background commands, each once, in the order given."""
+        jobs: dict[str, None] = {}
+        tasks: dict[str, None] = {}
+        for prefix in prefixes:
+            task_id = self.task_id(prefix)
+            if task_id is None:
+                jobs[self.resolve(prefix)] = None
+            else:
+                tasks[task_id] = None
+        return list(jobs), list(tasks)
 
     def make_session(self, session_id: str) -> None:
         """A session is made on first use."""

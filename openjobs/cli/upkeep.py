@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import exits, output, shapes
 from .listing import print_jobs
 from .live import spinner
-from .options import SESSION_ID, command
+from .options import SECONDS, SESSION_ID, command
 from .state import State
 from .text import one_line, plural, size
+
+if TYPE_CHECKING:
+    from ..processes.task import Task
 
 
 @command("recover")
@@ -22,12 +26,29 @@ def recover_command(state: State) -> int:
     errored ("worker died before completion"); jobs of living processes are never touched.
     """
     jobs = state.client.recover()
+    tasks = _recovered_tasks(state)
     if state.json:
-        output.json_value({"jobs": [shapes.job(job) for job in jobs]})
+        output.json_value({"jobs": [shapes.job(job) for job in jobs], "tasks": [shapes.task(task) for task in tasks]})
         return exits.COMPLETED
     print_jobs(state, jobs)
-    output.note(f"{plural(len(jobs), 'job')} ended" if jobs else "nothing to recover: no job's process has died")
+    if tasks:
+        from .tasks import tell
+
+        tell(tasks)
+        output.note(f"{plural(len(tasks), 'background command')} ended")
+    if jobs or not tasks:
+        output.note(f"{plural(len(jobs), 'job')} ended" if jobs else "nothing to recover: no job's process has died")
     return exits.COMPLETED
+
+
+def _recovered_tasks(state: State) -> list[Task]:
+    """Only ends are recorded: what still runs waits for a process that stays."""
+    if not (state.home / "active-tasks").exists():
+        return []
+    from ..processes import ProcessSupervisor
+
+    with ProcessSupervisor(state.store) as supervisor:
+        return supervisor.recover(adopt=False)
 
 
 @command("fsck")
@@ -60,7 +81,8 @@ def fsck_command(state: State, sessions: tuple[str, ...]) -> int:
 
 @command("gc")
 @click.argument("sessions", type=SESSION_ID, nargs=-1, metavar="[SESSION]...")
-def gc_command(state: State, sessions: tuple[str, ...]) -> int:
+@click.option("--older-than", type=SECONDS, help="Take away logs and output of what ended longer ago, and was seen.")
+def gc_command(state: State, sessions: tuple[str, ...], older_than: float | None) -> int:
     """Pack sessions into less space; without names all of them.
 
     Nothing that any job or message needs is removed. It may run beside living runners.
@@ -70,9 +92,11 @@ def gc_command(state: State, sessions: tuple[str, ...]) -> int:
         with spinner(f"packing {session_id}"):
             report = state.store.gc(session_id)
         sizes = {"before_bytes": report.before_bytes, "after_bytes": report.after_bytes}
-        reports.append({"session_id": session_id, **sizes})
+        removed, freed = (0, 0) if older_than is None else _remove_logs(state, session_id, older_than)
+        reports.append({"session_id": session_id, **sizes, "logs_removed": removed, "logs_bytes": freed})
         if not state.json:
-            output.line(f"{session_id}: {size(report.before_bytes)} -> {size(report.after_bytes)}")
+            logs = f", {plural(removed, 'log')} of {size(freed)} removed" if removed else ""
+            output.line(f"{session_id}: {size(report.before_bytes)} -> {size(report.after_bytes)}{logs}")
     if state.json:
         output.json_value({"sessions": reports})
     else:
@@ -80,3 +104,23 @@ def gc_command(state: State, sessions: tuple[str, ...]) -> int:
         after = sum(report["after_bytes"] for report in reports)
         output.note(f"{plural(len(reports), 'session')}: {size(before)} -> {size(after)}")
     return exits.COMPLETED
+
+
+def _remove_logs(state: State, session_id: str, older_than_s: float) -> tuple[int, int]:
+    """Logs of ended jobs (their results are in git) and of background commands whose end was seen; how many, and
+    how many bytes. Who ran and how it ended stays written down."""
+    from ..jobs import TERMINAL
+    from ..processes.runs import remove_run
+
+    before = state.store.clock.now() - timedelta(seconds=older_than_s)
+    runs = [
+        job.run_id
+        for job in state.store.list(session_id, status=TERMINAL, limit=None)
+        if job.run_id is not None and job.completed_at is not None and job.completed_at < before
+    ]
+    journal = state.tasks.journal(session_id)
+    old = [task for task in journal.tasks() if task.consumed and task.ended_at is not None and task.ended_at < before]
+    freed = [remove_run(state.home, session_id, run_id) for run_id in (*runs, *(task.task_id for task in old))]
+    if old:
+        journal.compact()
+    return sum(1 for one in freed if one), sum(freed)

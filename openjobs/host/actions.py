@@ -13,6 +13,10 @@ since a misspelt one would otherwise be an option silently lost.
 | cancel_job | job_id, reason? | job_id, status |
 | await_jobs | job_ids, mode?, timeout_s?, waiting_job_id? | tasks, timed_out |
 | cancel_session | session_id, reason? | tasks |
+| start_task | session_id, command, cwd?, env?, timeout_s?, task_id?, … | a background command |
+| list_tasks | session_id | tasks |
+| get_task | task_id | a background command |
+| stop_task | task_id, reason?, grace_s? | task_id, status |
 | stats, ping, shutdown | | |
 """
 
@@ -29,10 +33,12 @@ import attrs
 from ..errors import Closed, InvalidInput, OpenJobsError, SessionExists
 from ..ids import check_job_id, check_node_id, check_session_id, is_prefix
 from ..jobs import ContextMode, Job, JobStatus, SpawnRequest
-from .wire import error_to_wire, job_to_wire
+from .wire import error_to_wire, job_to_wire, task_to_wire
 
 LIST_LIMIT = 1000
 AWAIT_LIMIT = 10_000
+#: of a background command's output, where nothing is said
+OUTPUT_LIMIT_BYTES = 64 << 20
 #: how often a waiting action looks whether anybody still waits for its answer
 _SLICE_S = 0.5
 
@@ -45,6 +51,8 @@ class Context:
 
     runner: Any
     store: Any
+    #: looks after background commands; None where there are none
+    tasks: Any = None
     #: what `ping` says beside its own fields
     about: Mapping[str, Any] = attrs.field(factory=dict)
     #: asks the process to end, with a reason
@@ -181,6 +189,69 @@ def cancel_session(context: Context, fields: Fields) -> dict[str, Any]:
     return {"tasks": [{"job_id": job.job_id, "status": job.status.value} for job in jobs]}
 
 
+# --- background commands --------------------------------------------------------------------------------------
+
+
+def start_task(context: Context, fields: Fields) -> dict[str, Any]:
+    """Starts a background command that belongs to this process; answers when it is durably running.
+
+    `command` is a text for the shell or a list of arguments. The same `task_id`, or `origin_tool_call_id`, again
+    returns the first one.
+    """
+    read = _Reader(
+        "start_task",
+        fields,
+        (
+            *("session_id", "command", "cwd", "env", "timeout_s", "output_limit_bytes", "on_limit"),
+            *("origin_tool_call_id", "description", "task_id", "create_session"),
+        ),
+    )
+    session_id = check_session_id(read.text("session_id"))
+    options = {
+        "cwd": read.raw_text("cwd"),
+        "env": read.environment("env"),
+        "timeout_s": read.seconds("timeout_s"),
+        "origin_tool_call_id": read.optional_text("origin_tool_call_id"),
+        "description": read.text("description", default=""),
+        "task_id": read.checked("task_id", check_job_id),
+        "on_limit": read.one_of("on_limit", ["stop", "drop"], default="stop"),
+        "output_limit_bytes": read.whole("output_limit_bytes", 0, 2**50, default=OUTPUT_LIMIT_BYTES),
+    }
+    command = read.command("command")
+    supervisor = _supervisor(context)
+    if read.flag("create_session"):
+        _have_session(context, session_id)
+    return task_to_wire(supervisor.start(session_id, command, **options))
+
+
+def list_tasks(context: Context, fields: Fields) -> dict[str, Any]:
+    """The background commands of a session, newest first."""
+    read = _Reader("list_tasks", fields, ("session_id",))
+    session_id = check_session_id(read.text("session_id"))
+    return {"tasks": [task_to_wire(task) for task in _supervisor(context).list(session_id)]}
+
+
+def get_task(context: Context, fields: Fields) -> dict[str, Any]:
+    read = _Reader("get_task", fields, ("task_id",))
+    return task_to_wire(_supervisor(context).get(read.checked("task_id", _check_prefix, required=True)))
+
+
+def stop_task(context: Context, fields: Fields) -> dict[str, Any]:
+    """Asks a background command to stop and answers with its present status."""
+    read = _Reader("stop_task", fields, ("task_id", "reason", "grace_s"))
+    task_id = read.checked("task_id", _check_prefix, required=True)
+    grace_s = read.seconds("grace_s", zero=True)
+    options = {} if grace_s is None else {"grace_s": grace_s}
+    task = _supervisor(context).stop(task_id, read.optional_text("reason"), **options)
+    return {"task_id": task.task_id, "status": task.status.value}
+
+
+def _supervisor(context: Context) -> Any:
+    if context.tasks is None:
+        raise InvalidInput("nobody looks after background commands here")
+    return context.tasks
+
+
 def stats(context: Context, fields: Fields) -> dict[str, Any]:
     _Reader("stats", fields, ())
     return {**_as_table(context.runner.stats()), "host": dict(context.about)}
@@ -200,10 +271,14 @@ def shutdown(context: Context, fields: Fields) -> dict[str, Any]:
 
 TABLE: Mapping[str, Handler] = {
     handler.__name__: handler
-    for handler in (spawn_job, list_jobs, get_job, cancel_job, await_jobs, cancel_session, stats, ping, shutdown)
+    for handler in (
+        *(spawn_job, list_jobs, get_job, cancel_job, await_jobs, cancel_session),
+        *(start_task, list_tasks, get_task, stop_task),
+        *(stats, ping, shutdown),
+    )
 }
 #: actions that change nothing: when their answer is lost they can simply be asked again
-READING = frozenset({"list_jobs", "get_job", "await_jobs", "stats", "ping"})
+READING = frozenset({"list_jobs", "get_job", "await_jobs", "list_tasks", "get_task", "stats", "ping"})
 
 
 # --- parts --------------------------------------------------------------------------------------------------
@@ -349,6 +424,14 @@ class _Reader:
         if not good or value < 0 or (value == 0 and not zero):
             raise self._wrong(name, f"a number of seconds {'from' if zero else 'above'} 0")
         return float(value)
+
+    def command(self, name: str) -> str | list[str]:
+        """What is to be run goes to the operating system: it need not be UTF-8, but has no NUL."""
+        value = self._fields.get(name)
+        words = [value] if isinstance(value, str) else value
+        if not isinstance(words, list) or not words or not all(isinstance(w, str) and "\0" not in w for w in words):
+            raise self._wrong(name, "a text for the shell or a list of arguments, without NUL")
+        return value  # type: ignore[return-value]
 
     def table(self, name: str) -> dict[str, Any] | None:
         value = self._fields.get(name)

@@ -55,7 +55,7 @@ _LOG_LIMIT_BYTES = 1 << 20
 #: how often a submit is tried when hosts keep leaving under it
 _ATTEMPTS = 5
 #: actions that change nothing (`actions.READING`, without importing the runner's side)
-_READING = frozenset({"list_jobs", "get_job", "await_jobs", "stats", "ping"})
+_READING = frozenset({"list_jobs", "get_job", "await_jobs", "list_tasks", "get_task", "stats", "ping"})
 #: what a host process takes over from who starts it: enough to run Python and to find its files,
 #: none of the secrets that a client's environment may hold
 _KEPT = frozenset({"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER", "OPENPROGRAM_JOB_WORKERS"})
@@ -277,6 +277,30 @@ def spawn(
         with (ensure or (lambda home: ensure_host(home, environ=environ)))(home) as client:
             try:
                 return client.spawn(request, wait=wait, create_session=create_session)
+            except (OutcomeUnknown, HostUnavailable, Closed) as error:
+                last = error
+    assert last is not None
+    raise last
+
+
+def start_task(
+    home: Path,
+    fields: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str],
+    ensure: Callable[[Path], HostClient] | None = None,
+) -> dict[str, Any]:
+    """Hand a background command to the home's host: the task. `fields` as in `actions.start_task`.
+
+    `environ` is the command's environment. The task's id is chosen here, so that asking a second host again never
+    runs anything twice (R3).
+    """
+    wanted = {"task_id": new_id(), "env": dict(environ), **fields}
+    last: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        with (ensure or (lambda home: ensure_host(home, environ=environ)))(home) as client:
+            try:
+                return client.call("start_task", **wanted)
             except (OutcomeUnknown, HostUnavailable, Closed) as error:
                 last = error
     assert last is not None

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +17,8 @@ import attrs
 
 from .._version import __version__
 from ..durable import Disk, FileLock
-from ..errors import OpenJobsError
+from ..errors import Closed, OpenJobsError
+from ..processes import ProcessSupervisor
 from . import address
 from .actions import Context, answer
 from .client import HOST_LOCK
@@ -28,6 +30,8 @@ from .wire import PROTOCOL, error_to_wire
 #: a job that came without an environment gets no more than this of ours
 _BARE = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "TMPDIR", "TZ")
 _TICK_S = 0.5
+#: how often the host looks for background commands of workers that died
+RECOVER_EVERY_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -66,9 +70,11 @@ def _serve(home: Path, options: argparse.Namespace, ready: _Ready) -> int:
         with launcher.acquiring("service") as pending:
             environ = {name: os.environ[name] for name in _BARE if name in os.environ}
             runtime = launcher.open(home, workers=options.workers, environ=environ)
+            tasks = _tasks(launcher, runtime)
             context = Context(
                 runner=runtime.runner,
                 store=runtime.store,
+                tasks=tasks,
                 about={"pid": os.getpid(), "version": __version__, "protocol": PROTOCOL, "home": str(home)},
                 stop=launcher.stop,
             )
@@ -78,9 +84,37 @@ def _serve(home: Path, options: argparse.Namespace, ready: _Ready) -> int:
         service.start()
         _log.info("host of %s, version %s", home, __version__)
         ready.say({"ready": True})
-        leave_when_idle(launcher, service, runtime, options.idle_s)
+        leave_when_idle(launcher, service, runtime, options.idle_s, tasks=tasks)
         _log.info("leaving: %s", launcher.reason)
     return 0
+
+
+def _tasks(launcher: Launcher, runtime: Runtime) -> ProcessSupervisor:
+    """Looks after background commands under the runner's lease, and takes over those of workers that die."""
+    supervisor = ProcessSupervisor(runtime.store, worker_id=runtime.runner.runner_id)
+    launcher.provide("tasks", supervisor, lambda left: supervisor.close(left))
+    stop = threading.Event()
+
+    def recover() -> None:
+        while True:
+            try:
+                supervisor.recover()
+            except Closed:
+                return
+            except Exception:
+                _log.exception("background commands could not be recovered")
+            if stop.wait(RECOVER_EVERY_S):
+                return
+
+    thread = threading.Thread(target=recover, name="openjobs tasks recovery", daemon=True)
+
+    def end() -> None:
+        stop.set()
+        thread.join()
+
+    thread.start()
+    launcher.on_close(end, name="tasks recovery")
+    return supervisor
 
 
 def answerer(context: Context) -> Callable[[Mapping[str, Any], Callable[[], bool]], Mapping[str, Any]]:
@@ -94,6 +128,7 @@ def leave_when_idle(
     runtime: Runtime,
     idle_s: float,
     monotonic: Callable[[], float] = time.monotonic,
+    tasks: ProcessSupervisor | None = None,
 ) -> None:
     """Returns when the end is asked for, or after `idle_s` without work and without clients.
 
@@ -102,19 +137,19 @@ def leave_when_idle(
     """
     quiet_since = monotonic()
     while not launcher.wait(min(_TICK_S, idle_s / 4)):
-        if service.clients or is_busy(runtime):
+        if service.clients or is_busy(runtime, tasks):
             quiet_since = monotonic()
         elif monotonic() - quiet_since >= idle_s and service.leave_if_quiet():
-            if is_busy(runtime):
+            if is_busy(runtime, tasks):
                 service.stay()
             else:
                 launcher.stop(f"{idle_s:g} s without work")
 
 
-def is_busy(runtime: Runtime) -> bool:
-    """Whether jobs are unfinished, or ends of jobs not yet durable."""
+def is_busy(runtime: Runtime, tasks: ProcessSupervisor | None = None) -> bool:
+    """Whether jobs or background commands are unfinished, or ends of jobs not yet durable."""
     stats = runtime.runner.stats()
-    return stats.unfinished > 0 or stats.unsettled > 0
+    return stats.unfinished > 0 or stats.unsettled > 0 or (tasks is not None and tasks.running > 0)
 
 
 class _Ready:

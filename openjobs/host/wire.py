@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
@@ -20,6 +20,9 @@ from .. import errors
 from ..clock import from_text, to_text
 from ..errors import BadFrame, HostFailed, OpenJobsError
 from ..jobs import ContextMode, Job, JobStatus
+
+if TYPE_CHECKING:
+    from ..processes.task import Task
 
 #: what both sides must agree on; a client refuses a host with another one
 PROTOCOL = 1
@@ -124,6 +127,13 @@ def job_from_wire(fields: Mapping[str, Any]) -> Job:
         return Job(**values)
     except (KeyError, TypeError, ValueError) as error:
         raise BadFrame(f"the host sent a job that cannot be read: {error}") from error
+
+
+def task_to_wire(task: Task) -> dict[str, Any]:
+    """Every field of a background command; its process and keeper as pid, start and boot."""
+    fields = attrs.asdict(task, recurse=False)
+    fields |= {name: None if fields[name] is None else fields[name].to_json() for name in ("keeper", "child")}
+    return {name: _plain(value) for name, value in fields.items()}
 
 
 def _plain(value: Any) -> Any:

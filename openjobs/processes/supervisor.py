@@ -358,11 +358,11 @@ class ProcessSupervisor:
 
     # --- recovery ----------------------------------------------------------------------------------
 
-    def recover(self) -> Tasks:
+    def recover(self, *, adopt: bool = True) -> Tasks:
         """Take over what dead workers left: adopt whom a keeper proves alive, record the end of all others.
 
         Nothing is run again, and a living worker's tasks are not touched. Idempotent, may die anywhere. Returns the
-        tasks as they stand then.
+        tasks as they stand then. A process that does not stay says `adopt=False`: what still runs is left.
         """
         self._check()
         met: Tasks = []
@@ -372,8 +372,12 @@ class ProcessSupervisor:
             complete = True
             for session_id in self._marks.sessions(worker_id):
                 try:
-                    met += self._recover_session(session_id)
-                    self._marks.clear(worker_id, session_id)
+                    ended, left = self._recover_session(session_id, adopt)
+                    met += ended
+                    if left:
+                        complete = False
+                    else:
+                        self._marks.clear(worker_id, session_id)
                 except (OpenJobsError, OSError) as error:
                     complete = False
                     log.warning("tasks of session %s, worker %s: %s", session_id, short(worker_id), error)
@@ -383,17 +387,18 @@ class ProcessSupervisor:
                     self._store.leases.remove(worker_id)
         return met
 
-    def _recover_session(self, session_id: str) -> Tasks:
+    def _recover_session(self, session_id: str, adopt: bool) -> tuple[Tasks, bool]:
+        """What was taken over, and whether anything was left."""
         self._mark(session_id)
         journal = self.client.journal(session_id)
-        taken = [task for task in journal.unfinished() if self._is_dead(task)]
+        orphans = [task for task in journal.unfinished() if self._is_dead(task)]
+        taken = [task for task in orphans if adopt or not rundir.keeper_lives(self._run_dir(task))]
         lives = [live for task in taken if (live := self._take_over(task)) is not None]
         lives += self._unfinished_logs(journal)
         deadline = time.monotonic() + _RECOVER_S
         for live in lives:
             live.done.wait(max(0.0, deadline - time.monotonic()))
-        self._unmark_if_idle(session_id)
-        return [journal.get(task.task_id) for task in taken]
+        return [journal.get(task.task_id) for task in taken], len(taken) < len(orphans)
 
     def _unfinished_logs(self, journal: TaskJournal) -> _Lives:
         """A worker died between a task's end and the completion of its log."""

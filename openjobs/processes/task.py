@@ -297,7 +297,8 @@ def _ended(task: Task, fact: Mapping[str, Any], at: datetime) -> Task:
         seen_bytes=fact["seen_bytes"],
         truncated=fact["truncated"],
         leftovers=tuple(fact["leftovers"]),
-        started_at=task.started_at or (from_text(started) if started else None),
+        # The keeper's own word, which is there for good; `running` is not, after a compaction.
+        started_at=from_text(started) if started else task.started_at,
         keeper=task.keeper or _identity(fact.get("keeper")),
         child=task.child or _identity(fact.get("child")),
     )

@@ -14,6 +14,7 @@ from openjobs.cli import exits
 from openjobs.cli.app import COMMANDS, app
 from openjobs.host.wire import job_to_wire
 from openjobs.jobs import Job, JobStatus
+from openjobs.processes import Task, TaskStatus
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 NAMES = [name for group in COMMANDS.values() for name in group]
@@ -106,6 +107,14 @@ def test_every_json_field_of_a_job_is_documented() -> None:
     assert re.findall(r"`(\w+)`", fields[1]) == list(job_to_wire(JOB))
     rows = {cell.strip("`").split()[0] for cell in first_cells(text)} - {"command"}
     assert rows == set(NAMES)
+
+
+def test_every_json_field_of_a_background_command_is_documented() -> None:
+    """As for a job."""
+    fields = re.search(r"A \*task\* is (.*?)\n\n", section("JSON"), re.DOTALL)
+    assert fields
+    assert re.findall(r"`(\w+)`", fields[1]) == [field.name for field in attrs.fields(Task)]
+    assert {f"`{status.value}`" for status in TaskStatus} <= set(re.findall(r"`\w+`", section("ps")))
 
 
 def test_every_status_is_documented() -> None:

@@ -1,0 +1,465 @@
+"""`openjobs run` and `ps`, and what `show`, `output`, `wait` and `stop` do with the id of a background command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..clock import to_text
+from ..errors import AmbiguousId, OpenJobsError
+from ..ids import check_session_id
+from . import exits, output, shapes, table
+from .options import SECONDS, SESSION_ID, command, limit_option
+from .state import DEFAULT_SESSION, State
+from .text import age, duration, one_line, plural
+
+if TYPE_CHECKING:
+    from ..processes import ProcessSupervisor, Task
+
+TIMED_OUT_CODE = 124  #: as timeout(1) has it
+#: how long an interrupted command line waits for its command to end; one that ignores TERM is killed after 5 s
+STOP_S = 10.0
+_PAUSE_S = (0.005, 0.05)
+_READ_BYTES = 1 << 16
+STATUS_STYLE = {
+    "running": "cyan",
+    "stopping": "yellow",
+    "completed": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "timed_out": "red",
+    "lost": "red",
+}
+
+
+# --- run --------------------------------------------------------------------------------------------------
+
+
+@command("run", allow_interspersed_args=False)
+@click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")
+@click.option("--session", type=SESSION_ID, help="The session it belongs to, made if new.  [default: default]")
+@click.option("--timeout", type=SECONDS, help="End it after this time (exit code 124).")
+@click.option("--detach", is_flag=True, help="Print the task's id and return; the command goes on by itself.")
+@click.option(
+    "--description", "-d", metavar="TEXT", default="", help="A few words for lists; else the command's first."
+)
+def run_command(
+    state: State, cmd: tuple[str, ...], session: str | None, timeout: float | None, detach: bool, description: str
+) -> int:
+    """Run CMD as a background command with a durable trail, and wait for it.
+
+    What it writes is passed on, and kept. The exit code is its own, 124 after --timeout, 128 and the
+    number of the signal that ended it. Ctrl-C ends the whole process tree. It reads nothing from here.
+    """
+    wanted = session or (state.parent_job.parent_session_id if state.parent_job else DEFAULT_SESSION)
+    check_session_id(wanted)
+    if timeout == 0:
+        raise click.UsageError("--timeout must be above 0")
+    if detach:
+        return _detached(state, wanted, cmd, timeout, description)
+    return _foreground(state, wanted, cmd, timeout, description)
+
+
+def _detached(state: State, session: str, cmd: Sequence[str], timeout: float | None, description: str) -> int:
+    from ..host.client import start_task
+
+    answer = start_task(
+        state.home,
+        {
+            "session_id": session,
+            "command": list(cmd),
+            "cwd": str(Path.cwd()),
+            "timeout_s": timeout,
+            "description": description or None,
+            "create_session": True,
+        },
+        environ=os.environ,
+    )
+    if state.json:
+        output.json_value(answer)
+    else:
+        output.line(answer["task_id"])
+        output.hint(f"runs in the background; `{state.prog} logs -f {answer['task_id'][:8]}` shows what it says")
+    return exits.COMPLETED
+
+
+def _foreground(state: State, session: str, cmd: Sequence[str], timeout: float | None, description: str) -> int:
+    from ..host.launcher import Interrupted, Launcher
+    from ..processes import ProcessSupervisor
+
+    with Launcher() as launcher:
+        with launcher.acquiring("supervisor") as pending:
+            state.make_session(session)
+            supervisor = ProcessSupervisor(state.store)
+            pending.ready(supervisor.close)
+        task = supervisor.start(
+            session,
+            list(cmd),
+            cwd=Path.cwd(),
+            timeout_s=timeout,
+            description=description,
+            job_id=state.parent_job.job_id if state.parent_job else None,
+        )
+        try:
+            task = _passed_on(state, supervisor, task)
+        except KeyboardInterrupt:
+            _end(supervisor, task, "interrupted")
+            return exits.INTERRUPTED
+        except (Interrupted, output.ReaderGone):
+            _end(supervisor, task, "its terminal or its reader went away")
+            raise
+        supervisor.client.consume(task)
+        return _told(state, task)
+
+
+def _passed_on(state: State, supervisor: ProcessSupervisor, task: Task) -> Task:
+    """Copy both streams as they come, until the end."""
+    streams = [] if state.json else [("stdout", output.bytes_to_stdout), ("stderr", output.bytes_to_stderr)]
+    offsets = dict.fromkeys(("stdout", "stderr"), 0)
+    pause, longest = _PAUSE_S
+    while True:
+        # The order matters: what is read after the end is all there is.
+        task = supervisor.wait(task.task_id, pause if not streams else 0)
+        moved = False
+        for name, write in streams:
+            while data := supervisor.client.output(task, name, offsets[name], _READ_BYTES).data:
+                offsets[name] += len(data)
+                moved = True
+                write(data)
+        if task.terminal and not moved:
+            return task
+        if not moved:
+            task = supervisor.wait(task.task_id, pause)
+        pause = _PAUSE_S[0] if moved else min(pause * 1.5, longest)
+
+
+def _end(supervisor: ProcessSupervisor, task: Task, reason: str) -> None:
+    clear = output.fresh_line()
+    try:
+        supervisor.stop(task.task_id, reason)
+        task = supervisor.wait(task.task_id, STOP_S)
+    except OpenJobsError as error:
+        output.note(f"{clear}{reason}, but the command could not be asked to stop: {exits.explain(error)}")
+        return
+    output.note(f"{clear}{status_line(task)}" if task.terminal else f"{clear}{reason}; it has not ended yet")
+
+
+def _told(state: State, task: Task) -> int:
+    if state.json:
+        output.json_value(shapes.task(task))
+    elif task.status.value in ("timed_out", "cancelled", "lost") or task.error or task.truncated:
+        output.note(status_line(task))
+    return code_of(task)
+
+
+def code_of(task: Task) -> int:
+    """What `run` exits with: the command's own code, 124 after a timeout, 128 + n after a signal."""
+    if task.status.value == "timed_out":
+        return TIMED_OUT_CODE
+    if task.signal is not None:
+        return 128 + task.signal
+    return task.exit_code if task.exit_code is not None else exits.ERRORED
+
+
+def exit_of(task: Task) -> int:
+    """What `wait` and `output` exit with: as for jobs."""
+    ended = {"completed": exits.COMPLETED, "cancelled": exits.CANCELLED, "running": exits.TIMED_OUT}
+    return ended.get(task.status.value, exits.ERRORED)
+
+
+# --- ps ---------------------------------------------------------------------------------------------------
+
+
+@command("ps")
+@click.option("--all", "-a", "all_", is_flag=True, help="Those that have ended, too.")
+@click.option("--session", type=SESSION_ID, help="Only commands of this session.")
+@limit_option("At most so many; 0 means all.")
+def ps_command(state: State, all_: bool, session: str | None, limit: int) -> int:
+    """List background commands that run, newest first.
+
+    On a terminal a table; in a pipe one line each, separated by tabs: id, status, start (UTC), seconds
+    it ran, exit (code, or name of a signal), session, command.
+    """
+    found = _listed(state, all_, session)
+    tasks = list(islice(found, limit + 1 if limit else None))
+    more = bool(limit) and len(tasks) > limit
+    tasks = tasks[:limit] if limit else tasks
+    if state.json:
+        output.json_value({"tasks": [shapes.task(task) for task in tasks], "more": more})
+        return exits.COMPLETED
+    tell(tasks, heading=True)
+    if not tasks and output.is_terminal(sys.stdout):
+        output.hint("nothing runs" if not all_ else "no background commands yet; `openjobs run -- CMD` runs one")
+    elif more and output.is_terminal(sys.stdout):
+        output.hint(f"the newest {len(tasks):,}; `--limit 0` shows all")
+    return exits.COMPLETED
+
+
+def _listed(state: State, all_: bool, session: str | None) -> Iterator[Task]:
+    if session is not None:
+        state.store.session(session)  # says which there are where this one is not
+        found = iter(state.tasks.list(session))
+    elif all_:
+        found = state.tasks.newest_first()
+    else:
+        found = iter(_running(state))
+    return (task for task in found if all_ or not task.terminal)
+
+
+def _running(state: State) -> list[Task]:
+    """From the sessions that live and dead workers have marked, so that no other journal is read."""
+    sessions = {path.name for path in (state.home / "active-tasks").glob("*/*")}
+    tasks = [state.tasks.shown(task) for name in sessions for task in state.tasks.journal(name).unfinished()]
+    return sorted(tasks, key=lambda task: task.created_at, reverse=True)
+
+
+def tell(tasks: Sequence[Task], *, heading: bool = False) -> None:
+    """One line each: whole and tab-separated in a pipe, aligned on a terminal."""
+    if not tasks:
+        return
+    if not output.is_terminal(sys.stdout):
+        output.lines([plain(task) for task in tasks])
+        return
+    now = datetime.now(tasks[0].created_at.tzinfo)
+    shorten = table.short_ids(task.task_id for task in tasks)
+    rows = [("ID", "STATUS", "AGE", "TOOK", "EXIT", "COMMAND")] if heading else []
+    rows += [
+        (shorten(t.task_id), word_of(t), age(t.created_at, now), _took(t, now), exit_word(t), subject(t)) for t in tasks
+    ]
+    widths = [max(table.cells(row[index]) for row in rows) for index in range(5)]
+    room = max(10, table.terminal_width() - sum(widths) - 2 * len(widths))
+    colour = table.coloured()
+    for row in rows:
+        style = STATUS_STYLE.get(row[1], "dim")
+        pieces = [
+            (table.fitted(row[index], width) + "  ", style if index == 1 or (row is rows[0] and heading) else "")
+            for index, width in enumerate(widths)
+        ]
+        output.line(table.to_ansi([*pieces, (table.fitted(row[5], room).rstrip(), "")], colour))
+
+
+def plain(task: Task) -> str:
+    took = seconds_taken(task, None)
+    return "\t".join(
+        (
+            task.task_id,
+            word_of(task),
+            to_text(task.created_at),
+            "-" if took is None else f"{took:.3f}",
+            exit_word(task),
+            task.session_id,
+            subject(task),
+        )
+    )
+
+
+def word_of(task: Task) -> str:
+    """As people read it: a running one that was asked to stop is `stopping`."""
+    if not task.terminal and task.stop_requested_at is not None:
+        return "stopping"
+    return task.status.value
+
+
+def exit_word(task: Task) -> str:
+    if task.signal is not None:
+        try:
+            return signal.Signals(task.signal).name
+        except ValueError:
+            return f"signal {task.signal}"
+    return "-" if task.exit_code is None else str(task.exit_code)
+
+
+def subject(task: Task) -> str:
+    return one_line(task.description or command_text(task), 500)
+
+
+def command_text(task: Task) -> str:
+    import shlex
+
+    return task.command if isinstance(task.command, str) else shlex.join(task.command)
+
+
+def seconds_taken(task: Task, now: datetime | None) -> float | None:
+    end = task.ended_at or now
+    return (end - task.started_at).total_seconds() if task.started_at and end else None
+
+
+def _took(task: Task, now: datetime) -> str:
+    seconds = seconds_taken(task, now)
+    return "-" if seconds is None else duration(seconds)
+
+
+def status_line(task: Task) -> str:
+    """`task 1a2b3c4d failed (exit 3) in 3.2s`, with what went wrong."""
+    took = seconds_taken(task, None)
+    how = f" ({exit_word(task)})" if task.terminal and exit_word(task) != "-" else ""
+    spent = f" in {duration(took)}" if took is not None else ""
+    why = task.error or (task.stop_reason if task.terminal else "") or ""
+    if task.truncated and "cut" not in why:
+        kept = task.stdout_bytes + task.stderr_bytes
+        why = f"{why}; " if why else ""
+        why += f"its output was cut at {kept:,} of {task.seen_bytes:,} bytes"
+    colour = output.is_terminal(sys.stderr) and table.coloured()
+    word = word_of(task)
+    return table.to_ansi(
+        [
+            ("task ", ""),
+            (task.task_id[:8], "bold"),
+            (" " if task.terminal else " is ", ""),
+            (word, STATUS_STYLE[word]),
+            (how + spent + (f": {one_line(why, 500)}" if why else ""), ""),
+        ],
+        colour,
+    )
+
+
+# --- what the commands for jobs do with a task's id --------------------------------------------------------
+
+
+def show(state: State, task_id: str) -> int:
+    task = state.tasks.get(task_id)
+    leftovers = _leftovers(state, task)
+    if state.json:
+        output.json_value(shapes.task(task) | {"leftovers": leftovers})
+        return exits.COMPLETED
+    colour = output.is_terminal(sys.stdout) and table.coloured()
+    for name, text, style in _facts(task, leftovers):
+        output.line(table.to_ansi([(f"{name:<11}", "dim"), (text, style)], colour))
+    return exits.COMPLETED
+
+
+def _facts(task: Task, leftovers: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    word = word_of(task)
+    yield "task", task.task_id, "bold"
+    yield "command", one_line(command_text(task), 2000), ""
+    if task.description:
+        yield "subject", one_line(task.description), ""
+    yield "status", word, STATUS_STYLE[word]
+    if task.terminal:
+        yield "exit", exit_word(task), ""
+        yield "ended by", one_line(task.stopped_by or ""), ""
+    if task.error:
+        yield "error", one_line(task.error, 2000), ""
+    if task.stop_requested_at is not None:
+        yield (
+            "stop asked",
+            to_text(task.stop_requested_at) + (f": {one_line(task.stop_reason)}" if task.stop_reason else ""),
+            "",
+        )
+    yield "session", task.session_id, ""
+    if task.job_id:
+        yield "job", task.job_id, ""
+    yield "directory", one_line(task.cwd), ""
+    if task.pid is not None:
+        yield "process", str(task.pid), ""
+    for name, when in (("created", task.created_at), ("started", task.started_at), ("ended", task.ended_at)):
+        if when is not None:
+            yield name, to_text(when), ""
+    yield "output", f"{task.stdout_bytes:,} + {task.stderr_bytes:,} bytes", ""
+    if task.truncated:
+        yield "cut", f"{task.seen_bytes:,} bytes were written", "yellow"
+    if leftovers:
+        names = ", ".join(f"{one_line(str(one.get('name')))} ({one.get('pid')})" for one in leftovers)
+        yield "left over", names, "red"
+    if task.terminal:
+        yield "seen", "yes" if task.consumed else "no", ""
+
+
+def _leftovers(state: State, task: Task) -> list[dict[str, Any]]:
+    """Who of its tree could not be ended: known to the keeper only after the end is recorded."""
+    from ..processes import read_exit
+
+    try:
+        record = read_exit(state.tasks.run_dir(task))
+    except OpenJobsError:
+        record = None
+    found = task.leftovers or (record.leftovers if record is not None else None) or ()
+    return [dict(one) for one in found]
+
+
+def print_output(state: State, task_id: str, wait: bool, timeout: float | None) -> int:
+    task = state.tasks.get(task_id)
+    if wait and not task.terminal:
+        task = wait_for(state, [task.task_id], False, timeout, quiet=True)[0]
+    if state.json:
+        found = state.tasks.output(task, limit=1 << 24)
+        output.json_value(shapes.task(task) | {"output": found.data.decode("utf-8", "replace")})
+    else:
+        _copy_output(state, task)
+        output.note(status_line(task))
+    state.tasks.consume(task)
+    if not task.terminal:
+        output.hint(f"`{state.prog} output {task.task_id[:8]} --wait` waits for the end")
+    return exit_of(task)
+
+
+def _copy_output(state: State, task: Task) -> None:
+    show = output.Shown(raw=not output.is_terminal(sys.stdout))
+    offset = 0
+    while (piece := state.tasks.output(task, offset=offset, limit=1 << 20)).data:
+        show.take(piece.data)
+        offset = piece.next_offset
+    show.end()
+
+
+def wait_for(state: State, ids: Sequence[str], any_: bool, timeout: float | None, *, quiet: bool = False) -> list[Task]:
+    """The tasks in the order given, ended or as they stand after the time; each is told as it ends."""
+    started = time.monotonic()
+    latest = {task_id: state.tasks.get(task_id) for task_id in ids}
+    told: set[str] = set()
+    while True:
+        ended = [task for task in latest.values() if task.terminal and task.task_id not in told]
+        if not quiet and not state.json:
+            tell(ended)
+        told |= {task.task_id for task in ended}
+        left = [task_id for task_id in ids if task_id not in told]
+        over = timeout is not None and time.monotonic() - started >= timeout
+        if not left or (any_ and told) or over:
+            return [latest[task_id] for task_id in ids]
+        with _waiting([latest[task_id] for task_id in left], started):
+            latest |= _next_end(state, left, None if timeout is None else started + timeout)
+
+
+def _next_end(state: State, left: Sequence[str], deadline: float | None) -> dict[str, Task]:
+    pause = 0.01
+    while True:
+        found = {task_id: state.tasks.get(task_id) for task_id in left}
+        if any(task.terminal for task in found.values()) or (deadline is not None and time.monotonic() >= deadline):
+            return found
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.1)
+
+
+def _waiting(left: Sequence[Task], started: float) -> AbstractContextManager[None]:
+    from .live import spinner
+
+    what = subject(left[0]) if len(left) == 1 else plural(len(left), "command")
+    return spinner(lambda: f"waiting {duration(time.monotonic() - started)} for {what}")
+
+
+def stop(state: State, task_id: str, reason: str | None) -> Task:
+    """Ask its owner; where that is gone, end it ourselves."""
+    task = state.tasks.get(task_id)
+    if task.terminal:
+        return task
+    if not state.tasks.is_orphan(task):
+        return state.tasks.request_stop(task_id, reason)
+    from ..processes import ProcessSupervisor
+
+    with ProcessSupervisor(state.store) as supervisor:
+        supervisor.stop(task_id, reason)
+        return supervisor.wait(task_id, STOP_S)
+
+
+def candidates(ids: Sequence[str], prefix: str) -> AmbiguousId:
+    return AmbiguousId(f"more than one job or command begins with {prefix!r}", candidates=list(ids))
