@@ -230,18 +230,23 @@ class Pool(Generic[T]):
 
     def _serve(self) -> None:
         seat = Seat()
-        with self._lock:
-            self._starting -= 1
-            item = self._next(seat)
-        while item is not None:
+        starting = 1
+        while True:
+            with self._lock:
+                self._starting -= starting
+                starting = 0
+                item = self._next(seat)
+                # A slot that is given back is due to somebody, also when this token took nothing at all:
+                # 1. a parent lends its slot and this token is sent; 2. the parent stops waiting at once and
+                # queues for a slot; 3. the token looks, leaves its slot to the parent, who sleeps.
+                tokens = self.reserve() if item is None else 0
+            if item is None:
+                break
             try:
                 self._run(item, seat)
             except BaseException:
                 log.exception("a worker failed outside its job")
-            with self._lock:
-                item = self._next(seat)
-                tokens = self.reserve() if item is None else 0
-            self.start(tokens)
+        self.start(tokens)
 
     def _next(self, seat: Seat) -> T | None:
         """What this token runs now, claimed; None once its slot is given back."""

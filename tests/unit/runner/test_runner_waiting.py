@@ -146,6 +146,24 @@ def test_one_worker_and_a_job_that_waits_for_its_own_child(make_runner: MakeRunn
     assert runner.await_job(parent.job_id).result_text == "got: did child"
 
 
+def test_a_parent_that_only_looks_at_its_child_never_loses_its_slot(
+    make_runner: MakeRunner, turns: Turns, ask: Ask
+) -> None:
+    """A wait that ends at once, while the token for the child is still on its way: 200 parents on one worker."""
+    runner = make_runner(1)
+    turns.finish_all()
+
+    def parent(request: TurnRequest, cancel_event: threading.Event) -> TurnResult:
+        child = runner.submit(ask("child", parent_job_id=request.job_id))
+        for _ in range(3):
+            runner.await_tasks([child.job_id], timeout=0)
+        return TurnResult(final_text=runner.await_job(child.job_id).status.value)
+
+    for number in range(200):
+        job = runner.submit(ask(f"parent {number}"), sync_fn=parent)
+        assert runner.await_job(job.job_id, timeout=30).result_text == "completed"
+
+
 def test_four_parents_wait_for_children_on_four_workers(make_runner: MakeRunner, turns: Turns, ask: Ask) -> None:
     """All four slots are lent at once, and all four children run."""
     runner = make_runner(4)
