@@ -26,6 +26,7 @@ from ..processes.identity import Identity
 from ..processes.template import Template
 from .joblog import JobLog, JobLogs
 from .leftovers import run_directory
+from .streams import STREAMS, EventStream
 from .templates import CommandTemplate
 
 #: the end of standard output that becomes the job's text
@@ -77,7 +78,8 @@ class CommandProfile:
             if template.stdin == "prompt":
                 _check_found(arguments[0], env, cwd)
                 arguments = [*_WITH_STDIN, str(_written(run_dir / "prompt", request.prompt)), *arguments]
-            said = _Said(request, self._log(request, run_dir))
+            events = STREAMS[template.output]() if template.output != "text" else None
+            said = _Said(request, self._log(request, run_dir), events)
             try:
                 end = run_command(
                     arguments,
@@ -96,7 +98,9 @@ class CommandProfile:
                 )
             finally:
                 said.close()
-        return TurnResult(final_text=_text(end), error=_error(end, template))
+        if events is None:
+            return TurnResult(final_text=_text(end), error=_error(end, template))
+        return TurnResult(final_text=events.text, error=_judged(events, end, template), usage=events.usage)
 
     def _env(self, request: TurnRequest) -> dict[str, str]:
         """The client's own environment where it sent one, and never a mixture of two."""
@@ -155,9 +159,10 @@ class _RunDirectory:
 class _Said:
     """What the command says while it runs: its newest output for whoever looks at the job, all of it for the log."""
 
-    def __init__(self, request: TurnRequest, log: JobLog | None) -> None:
+    def __init__(self, request: TurnRequest, log: JobLog | None, events: EventStream | None) -> None:
         self._show = request.partial
         self._log = log
+        self._events = events
         self._tail = bytearray()
 
     def begin(self, keeper: Identity, child: Identity) -> None:
@@ -165,13 +170,20 @@ class _Said:
             self._log.begin(keeper, child)
 
     def close(self) -> None:
+        if self._events is not None:
+            self._events.finish()
         if self._log is not None:
             self._log.close()
 
     def take(self, stream: str, data: bytes) -> None:
         if self._log is not None:
             self._log.take()
-        if stream == "stdout":
+        if stream == "stdout" and self._events is not None:
+            before = self._events.text
+            self._events.take(data)
+            if self._events.text != before:
+                self._show(self._events.text)
+        elif stream == "stdout":
             self._tail += data
             del self._tail[:-PARTIAL_LIMIT_BYTES]
             self._show(self._tail.decode("utf-8", "replace"))
@@ -239,10 +251,28 @@ def _error(end: CommandEnd, template: CommandTemplate) -> str | None:
             what = f"ended by {_signal_name(end.signal)}"
         case _:
             what = f"stopped ({end.error or end.reason or end.stopped_by})"
+    return _with_stderr(what, end)
+
+
+def _with_stderr(what: str, end: CommandEnd) -> str:
     said = end.stderr_tail.decode("utf-8", "replace").strip()
     if len(said) > ERROR_LIMIT_CHARS:
         said = "…" + said[-ERROR_LIMIT_CHARS:]
     return f"{what}: {said}" if said else what
+
+
+def _judged(events: EventStream, end: CommandEnd, template: CommandTemplate) -> str | None:
+    """Why the job errs, by what the program said of its turn; its exit code alone says nothing."""
+    if end.cancelled:
+        return None
+    if events.error is not None:
+        return events.error
+    if not events.ended:
+        found = _error(end, template) or _with_stderr("exit code 0", end)
+        if end.stopped_by in (layout.BY_NOT_FOUND, layout.BY_NOT_STARTED):
+            return found
+        return f"{template.command[0]} did not say how its turn ended; {found}"
+    return None if end.stopped_by == layout.BY_EXIT else _error(end, template)
 
 
 def _signal_name(number: int | None) -> str:

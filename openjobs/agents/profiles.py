@@ -1,8 +1,9 @@
 """The registry of profiles: which callable runs the jobs of an agent id.
 
 Looked up in this order: callables that the host program registered, the built-in `shell` and
-`echo`, and the command templates of `<home>/config.toml`, which is read again when it changes, so
-that a running host process takes a new profile without a restart.
+`echo`, the command templates of `<home>/config.toml`, which is read again when it changes, so
+that a running host process takes a new profile without a restart, and the agent programs that need no
+configuration (`builtin.AGENTS`).
 """
 
 from __future__ import annotations
@@ -94,18 +95,22 @@ class Profiles:
             return found
         if agent_id == "echo":
             return builtin.echo
-        template = builtin.SHELL if agent_id == "shell" else self._current().get(agent_id)
+        template = builtin.SHELL if agent_id == "shell" else self._configured(agent_id)
         if template is None:
             raise self._unknown(agent_id)
         from .command import CommandProfile  # late: it brings `subprocess`
 
         return CommandProfile(template, self._home, self._environ, self._keeper_template, self.run_logs, self._disk)
 
+    def _configured(self, agent_id: str) -> CommandTemplate | None:
+        """From the file, else one of the agent programs that need no configuration."""
+        return self._current().get(agent_id) or builtin.AGENTS.get(agent_id)
+
     def names(self) -> list[str]:
         """Every name that `get` would find. Raises `InvalidConfiguration` for a broken file."""
         with self._lock:
             registered = set(self._registered)
-        return sorted(registered | set(builtin.NAMES) | set(self._current()))
+        return sorted(registered | set(builtin.NAMES) | set(builtin.AGENTS) | set(self._current()))
 
     def _keeper_template(self) -> Template:
         from ..processes.template import Template
@@ -150,7 +155,7 @@ class Profiles:
 
     def _candidates(self) -> list[str]:
         with self._lock:
-            return sorted({*self._registered, *builtin.NAMES, *self._templates})
+            return sorted({*self._registered, *builtin.NAMES, *builtin.AGENTS, *self._templates})
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:

@@ -35,8 +35,10 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@/-]{0,63}\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _PLACEHOLDER = re.compile(r"\{(prompt|job_id|session_id|home)\}")
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh", "busybox"})
-_KEYS = ("command", "cwd", "env", "stdin", "timeout_s")
+_KEYS = ("command", "cwd", "env", "output", "stdin", "timeout_s")
 _STDIN = ("none", "prompt")
+#: how standard output is understood: as the job's text, or as the events of an agent program (streams.py)
+OUTPUTS = ("text", "claude", "codex", "gemini", "opencode")
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -52,6 +54,8 @@ class CommandTemplate:
     env: Mapping[str, str] = attrs.field(factory=dict, repr=False)
     #: "prompt": the prompt is what the command reads from its standard input
     stdin: str = "none"
+    #: one of `OUTPUTS`
+    output: str = "text"
     #: seconds after which the command is ended and the job errs
     timeout_s: float | None = None
 
@@ -112,6 +116,9 @@ def _template(name: str, entry: Any, check: _Check) -> CommandTemplate:
     stdin = table.get("stdin", "none")
     if stdin not in _STDIN:
         check.fail(f"{where}.stdin", f"is {stdin!r}", " or ".join(map(repr, _STDIN)))
+    output = table.get("output", "text")
+    if output not in OUTPUTS:
+        check.fail(f"{where}.output", f"is {output!r}", " or ".join(map(repr, OUTPUTS)))
     command = _command(table.get("command"), f"{where}.command", check)
     if stdin != "prompt" and not any("{prompt}" in element for element in command):
         check.fail(
@@ -123,6 +130,7 @@ def _template(name: str, entry: Any, check: _Check) -> CommandTemplate:
         cwd=_directory(table.get("cwd"), f"{where}.cwd", check),
         env=_variables(table.get("env", {}), f"{where}.env", check),
         stdin=stdin,
+        output=output,
         timeout_s=_seconds(table.get("timeout_s"), f"{where}.timeout_s", check),
     )
 

@@ -106,7 +106,7 @@ class TestTheRegistry:
         text = str(raised.value)
         assert "--agent shell" in text
         assert str(home / "config.toml") in text
-        assert list(raised.value.candidates) == ["echo", "shell"]
+        assert list(raised.value.candidates) == ["claude", "codex", "echo", "gemini", "opencode", "shell"]
         lines = text.splitlines()[-3:]
         assert lines[0] == "[profiles.main]"
         assert parse_templates(_toml("\n".join(lines)), home / "config.toml")["main"].command[0] == "claude"
@@ -124,7 +124,7 @@ class TestTheRegistry:
             profiles.get("one")
         configure('[profiles.one]\ncommand = ["echo", "{prompt}"]')
         assert profiles.get("one")(request_for("hello"), never()).final_text == "hello"
-        assert profiles.names() == ["echo", "one", "shell"]
+        assert profiles.names() == ["claude", "codex", "echo", "gemini", "one", "opencode", "shell"]
         configure("")
         with pytest.raises(UnknownAgent):
             profiles.get("one")
@@ -214,7 +214,7 @@ class TestTheFile:
         """Every example of docs/profiles.md can be used as it stands, and its keys are the ones there are."""
         page = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text()
         examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-        assert len(examples) == 2
+        assert len(examples) == 3
         for text in examples:
             assert parse_templates(_toml(text), tmp_path)
         assert set(re.findall(r"^\| `(\w+)` \|", page.split("## A command")[1], re.MULTILINE)) == set(_KEYS)
