@@ -24,7 +24,7 @@ from ..clock import from_text
 from ..durable import Disk
 from ..errors import Damaged
 from . import layout, tree
-from .identity import Identity, System, from_json
+from .identity import Identity, Member, System, from_json
 
 #: no file that a keeper writes about itself is larger
 _MAX_BYTES = 1 << 20
@@ -261,12 +261,17 @@ def bury(
             disk.replace(run_dir / layout.LOST, json.dumps({"lost_at": time.time(), "task_id": task_id}).encode())
     finally:
         os.close(fd)
-    leader = child_identity(run_dir)
-    ending = tree.end(system, lambda: tree.find(system, leader=leader, task_id=task_id), grace_s=grace_s)
+    leftovers: Sequence[Member] = ()
+    if started:
+        # Without that word nothing ran, or in a boot of which nobody lives.
+        leader = child_identity(run_dir)
+        leftovers = tree.end(
+            system, lambda: tree.find(system, leader=leader, task_id=task_id), grace_s=grace_s
+        ).leftovers
     return Burial(
         record=record,
         may_have_run=record.ran if record is not None else started or not same_boot,
-        leftovers=[{**m.identity.to_json(), "name": m.name} for m in ending.leftovers],
+        leftovers=[{**m.identity.to_json(), "name": m.name} for m in leftovers],
     )
 
 

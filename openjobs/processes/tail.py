@@ -47,6 +47,16 @@ class RunTail:
         self.completion: Completion | None = None
 
     @property
+    def silent(self) -> bool:
+        """No keeper ever had the run, so there is no output."""
+        return self._source is None
+
+    @property
+    def drained(self) -> bool:
+        """Every byte is in the log, or the log is complete already."""
+        return self.finished is not None or self.completion is not None
+
+    @property
     def open(self) -> bool:
         return self._writer is not None
 
