@@ -425,15 +425,22 @@ class ProcessSupervisor:
         left = {live.session_id for live in self._attendant.close()}
         if self._own_template:
             self._template.close()
+        if self._lease is not None:
+            self._lease.release()
+        try:
+            self._tidy_up(left)
+        except OSError as error:
+            log.warning("what this worker's end leaves could not be removed; the next one's recovery will: %s", error)
+        self.client.close()
+
+    def _tidy_up(self, left: set[str]) -> None:
+        """A mark stays for a session with tasks that go on: it is where the next worker looks."""
         for session_id in self._marked - left:
             self._marks.clear(self.worker_id, session_id)
         if not left:
             self._marks.remove(self.worker_id)
-        if self._lease is not None:
-            self._lease.release()
-            if not left:
+            if self._lease is not None:
                 self._store.leases.remove(self.worker_id)
-        self.client.close()
 
     def _end_owned(self, live: Live) -> None:
         try:
@@ -477,7 +484,10 @@ class ProcessSupervisor:
         with self._lock:
             if session_id in self._marked:
                 return
-        self._marks.mark(self.worker_id, session_id)
+        try:
+            self._marks.mark(self.worker_id, session_id)
+        except OSError as error:
+            raise StoreWriteFailed(f"session {session_id} could not be marked; nothing was started: {error}") from error
         with self._lock:
             self._marked.add(session_id)
 
