@@ -15,9 +15,12 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from openjobs.durable import Disk
+from openjobs.processes import ProcessSupervisor
 from openjobs.processes.command import run_command
 from openjobs.processes.identity import this_system
 from openjobs.processes.template import Request, Template
+from openjobs.runlog import RunLogReader
+from openjobs.store import GitJobStore
 
 ROUNDS = 200
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -87,6 +90,71 @@ def main() -> None:
         )
         throughput(home, template)
         memory(home, template)
+        supervised(home, bare_start)
+
+
+def supervised(home: Path, bare_start: float) -> None:
+    """Starts with everything durable, beside the drains of those that were started before."""
+    with GitJobStore(home / "home") as store:
+        store.create_session("s")
+        with ProcessSupervisor(store) as supervisor:
+            supervisor.wait(supervisor.start("s", ["true"], env=ENV).task_id)
+            alone = []
+            for _ in range(ROUNDS):
+                began = time.perf_counter()
+                task = supervisor.start("s", ["true"], env=ENV)
+                alone.append((time.perf_counter() - began) * 1000)
+                supervisor.wait(task.task_id)
+                until(lambda: supervisor.running == 0)
+            start = show("task: start, intent and running durable", sorted(alone))
+            print(f"{'ratio to Popen':<64} {start / bare_start:.1f}")
+            begun = time.perf_counter()
+            ids = [supervisor.start("s", ["true"], env=ENV).task_id for _ in range(ROUNDS)]
+            started = time.perf_counter() - begun
+            for task_id in ids:
+                supervisor.wait(task_id)
+            whole = time.perf_counter() - begun
+            print(f"{f'{ROUNDS} tasks at once, started / all ended and recorded':<64} {started:.2f} s / {whole:.2f} s")
+            until(lambda: supervisor.running == 0)
+            lines(supervisor, store.session_dir("s") / "runs")
+            drained(supervisor)
+
+
+def until(reached: Callable[[], bool]) -> None:
+    while not reached():
+        time.sleep(0.001)
+
+
+def lines(supervisor: ProcessSupervisor, runs: Path) -> None:
+    """From the moment a command writes a line to the moment a follower of its log has it; the machine's clock."""
+    program = (
+        "import time, sys\n"
+        "for _ in range(60):\n"
+        "    print(time.clock_gettime(time.CLOCK_MONOTONIC), flush=True); time.sleep(0.03)\n"
+    )
+    task = supervisor.start("s", [sys.executable, "-ISc", program], env=ENV)
+    run = runs / task.task_id
+    until(lambda: (run / "log.state").exists())
+    times = []
+    for chunk in RunLogReader(run).follow(whole_lines=True):
+        now = time.clock_gettime(time.CLOCK_MONOTONIC)
+        times += [(now - float(line)) * 1000 for line in chunk.split()]
+    show("a line, from the command to a follower", sorted(times))
+    supervisor.wait(task.task_id)
+    began = time.perf_counter()
+    b"".join(RunLogReader(run).follow())
+    print(f"{'following a finished log to its end':<64} {(time.perf_counter() - began) * 1000:.2f} ms")
+
+
+def drained(supervisor: ProcessSupervisor) -> None:
+    size = 100 * 10**6
+    began = time.perf_counter()
+    command = f"head -c {size} /dev/zero"
+    task = supervisor.start("s", command, env=ENV, output_limit_bytes=2 * size)
+    task = supervisor.wait(task.task_id)
+    assert task.stdout_bytes == size
+    spent = time.perf_counter() - began
+    print(f"{'from the command through keeper and log, durable':<64} {size / 10**6 / spent:.0f} MB/s")
 
 
 def ending(home: Path, template: Template, durable: bool) -> list[float]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from openjobs.durable import Disk
+from openjobs.host.client import connect
 from openjobs.processes import ProcessSupervisor, TaskClient, TaskStatus
 from openjobs.runlog import RunLogReader, RunLogWriter
 from openjobs.store import GitJobStore
@@ -106,6 +107,25 @@ def test_a_killed_command_line_leaves_its_command_to_the_host(cli: Cli, tmp_path
         (tmp_path / "go").touch()
         assert client.wait(task_id, BOUND_S).status is TaskStatus.COMPLETED
     assert raw(cli, "logs", "-f", task_id)[1] == b"one\ntwo\n"
+
+
+def test_a_killed_hosts_commands_are_the_next_hosts(cli: Cli, tmp_path: Path) -> None:
+    """A detached command goes on; whoever hosts the home next adopts it and records its end."""
+    script = f"echo one; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo two; exit 7"
+    task_id = cli.inside("run", "--detach", "--", "sh", "-c", script).out.strip()
+    host = connect(cli.home)
+    assert host is not None
+    with host:
+        os.kill(host.about["pid"], signal.SIGKILL)
+    assert cli.json_inside("show", task_id)["status"] == "running"
+    with TaskClient(cli.home) as client:
+        first = client.get(task_id).worker_id
+        cli.inside("run", "--detach", "--", "true")
+        eventually(lambda: client.get(task_id).worker_id != first, BOUND_S)
+    (tmp_path / "go").touch()
+    assert raw(cli, "logs", "-f", task_id) == (0, b"one\ntwo\n", b"")
+    cli.inside("wait", task_id, code=1)
+    assert cli.json_inside("show", task_id)["exit_code"] == 7
 
 
 def test_a_detached_command_belongs_to_the_host(cli: Cli) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 
 from openjobs.errors import Closed, ForkedProcess, IdempotencyConflict, InvalidInput, UnknownSession, UnknownTask
 from openjobs.processes import ProcessSupervisor, Task, TaskClient, TaskStatus, keeper_lives, this_system
+from openjobs.processes.order import OrderEncoder
 from openjobs.processes.supervisor import MARKS
 from openjobs.processes.tree import TASK_VARIABLE
 from openjobs.runlog import RunLogReader
@@ -408,6 +411,27 @@ def test_a_command_may_go_on_beyond_its_cap(supervisor: ProcessSupervisor) -> No
     assert f"{task.seen_bytes:,}" in task.error
     found = supervisor.output(task.task_id, offset=2**20 - 2)
     assert (found.data, found.eof, found.truncated, found.total_bytes) == (b"y\n", True, True, 2**20)
+
+
+def test_reading_a_huge_output_costs_what_is_asked_for(supervisor: ProcessSupervisor, store: GitJobStore) -> None:
+    """A piece from the middle of a gigabyte takes memory in proportion to the piece, also of the mixture."""
+    task = run(supervisor, "true")
+    eventually(lambda: supervisor.running == 0)
+    run_dir = store.session_dir("s") / "runs" / task.task_id
+    size, piece = 2**30, 65536
+    with (run_dir / "stdout").open("wb") as file:
+        file.truncate(size)  # a hole: it takes no room on the disk
+    encoder = OrderEncoder()
+    (run_dir / "order").write_bytes(b"".join(encoder.entry(0, piece) for _ in range(size // piece)))
+    record = json.loads((run_dir / "exit.json").read_bytes())
+    (run_dir / "exit.json").write_text(json.dumps(record | {"stdout_bytes": size, "stdout_seen_bytes": size}))
+    for stream in ("stdout", "mixed"):
+        tracemalloc.start()
+        found = supervisor.output(task.task_id, stream, offset=size // 2 + 1, limit=piece)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert (len(found.data), found.total_bytes, found.eof) == (piece, size, False)
+        assert peak < 20 * piece
 
 
 def test_output_records_are_sparse(supervise: Supervise) -> None:
