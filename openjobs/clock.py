@@ -48,7 +48,9 @@ def in_milliseconds(when: datetime) -> datetime:
 
 def to_text(when: datetime) -> str:
     """ISO-8601, UTC, three decimals, `Z`: the one form in which times are stored."""
-    return when.astimezone(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    if when.tzinfo is not UTC:
+        when = when.astimezone(UTC)
+    return when.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def from_text(text: str) -> datetime:

@@ -534,7 +534,9 @@ class GitRepository:
                 self._write_index_again(draft)
             self._drop_superseded()
             rolling = self._objects.rolling
-            if rolling is not None and (rolling.commits >= SEAL_COMMITS or rolling.size_bytes >= SEAL_BYTES):
+            # Large batches fill a pack in one or two: then a new one, which begins with whole blobs, comes later.
+            enough = SEAL_COMMITS + 2 * len(draft.subjects)
+            if rolling is not None and (rolling.commits >= enough or rolling.size_bytes >= SEAL_BYTES):
                 self._objects.rolling = RollingPack()
                 self._current = None
                 self._objects.forget_packs()

@@ -43,6 +43,9 @@ _CHUNK = 4096
 _BLOCK = 16 << 10
 _ZLIB_LEVEL = 1
 _SMALL_BYTES = 4096
+#: what is not larger is stored as it is
+_TINY_BYTES = 512
+_STORED = struct.Struct("<BHH")
 
 
 def object_id(kind: int, data: bytes) -> bytes:
@@ -186,6 +189,18 @@ def deflate(data: bytes, level: int = _ZLIB_LEVEL) -> bytes:
         return zlib.compress(data, level)
     deflater = zlib.compressobj(level, zlib.DEFLATED, 12, 4)
     return deflater.compress(data) + deflater.flush()
+
+
+def store(data: bytes) -> bytes:
+    """A zlib stream that holds `data` as it is: for ids, which nothing makes smaller, and for what is so
+    small that compressing it would cost more time than its bytes are worth before the next `gc`."""
+    blocks = [data[at : at + 0xFFFF] for at in range(0, len(data), 0xFFFF)] or [b""]
+    stream = [b"\x78\x01"]
+    for block in blocks[:-1]:
+        stream += (b"\x00\xff\xff\x00\x00", block)
+    size = len(blocks[-1])
+    stream += (_STORED.pack(1, size, size ^ 0xFFFF), blocks[-1], zlib.adler32(data).to_bytes(4, "big"))
+    return b"".join(stream)
 
 
 # --- entries: writing ---------------------------------------------------------------------------------
@@ -372,6 +387,12 @@ class EncodedPack:
 # --- the rolling pack -----------------------------------------------------------------------------------
 
 
+def _squeeze(kind: int, data: bytes) -> bytes:
+    if len(data) <= _TINY_BYTES or (kind == TREE and len(data) < 1024):
+        return store(data)
+    return deflate(data)
+
+
 class RollingPack:
     """The newest pack, whole in memory; its next version is encoded from there.
 
@@ -416,15 +437,13 @@ class RollingPack:
         base_at = self._at.get(base) if base is not None else None
         depth = self._depth.get(base_at, 0) + 1 if base_at is not None else 0
         raw = b""
-        # A small tree is mostly ids, which nothing makes smaller.
-        level = 0 if kind == TREE and len(data) < 1024 else _ZLIB_LEVEL
         if base_at is not None and depth <= MAX_CHAIN and len(data) >= MIN_DELTA_BYTES:
             delta = make_delta(base_data, data)
             if len(delta) < len(data) // 2:
                 head = entry_header(OFS_DELTA, len(delta)) + offset_bytes(at - base_at)
-                raw = head + deflate(delta, 0 if kind == TREE else _ZLIB_LEVEL)
+                raw = head + _squeeze(kind, delta)
                 self._depth[at] = depth
-        self._append(sha, raw or entry_header(kind, len(data)) + deflate(data, level))
+        self._append(sha, raw or entry_header(kind, len(data)) + _squeeze(kind, data))
         self.commits += kind == COMMIT
 
     def _append(self, sha: bytes, raw: bytes) -> None:

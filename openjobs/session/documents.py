@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +46,9 @@ class Memory:
         self._parsed: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()
         self.job_pages: OrderedDict[str, int] = OrderedDict()
         self.node_segments: OrderedDict[str, int] = OrderedDict()
+        #: the highest page and segment met so far, where looking for a higher one begins
+        self.last_page = -1
+        self.last_segment = -1
         self.jobs = Catalog(
             pages.OLDER, pages.number_of, _page_entries, private / "jobs.catalog" if private is not None else None
         )
@@ -148,7 +151,10 @@ class Documents:
 
     def older_pages(self) -> int:
         """How many closed pages there are (one more than the highest number)."""
-        return _last_number(self._view, pages.OLDER, pages.number_of) + 1
+        last = self._memory.last_page = self._last(
+            self._memory.last_page, pages.older_path, pages.OLDER, pages.number_of
+        )
+        return last + 1
 
     def _page(self, path: str) -> Page:
         data = self._read(path)
@@ -231,7 +237,7 @@ class Documents:
             self._memory.remember(self._memory.node_segments, node.id, number)
 
     def _open_segment(self) -> tuple[Segment, int]:
-        number = max(_last_number(self._view, history.HISTORY, history.number_of), 0)
+        number = max(self._last_segment(), 0)
         segment = self._segment(number)
         if segment.full:
             number += 1
@@ -254,7 +260,7 @@ class Documents:
 
     def find_node(self, node_id: str) -> Node | None:
         """The newest version of a message, or None."""
-        last = _last_number(self._view, history.HISTORY, history.number_of)
+        last = self._last_segment()
         if last < 0 and not self._changed:
             return None
         for number in range(max(last, 0) + 1, max(last, 0) - 1, -1):  # a transaction may have opened one more
@@ -288,7 +294,7 @@ class Documents:
 
     def cards_on(self, node_ids: Collection[str]) -> list[Node]:
         """The newest version of each attach card that hangs on one of these messages, in order of creation."""
-        last = max(_last_number(self._view, history.HISTORY, history.number_of), 0)
+        last = max(self._last_segment(), 0)
         with self._memory.lock:
             self._memory.nodes.sync(self._view, closed_only_below=last)
             numbers = {n for node_id in node_ids for n in self._memory.nodes.find(_beside(node_id)) if n < last}
@@ -301,7 +307,7 @@ class Documents:
 
     def segments(self) -> Iterator[Segment]:
         """All segments, oldest first."""
-        for number in range(_last_number(self._view, history.HISTORY, history.number_of) + 1):
+        for number in range(self._last_segment() + 1):
             yield self._segment(number)
 
     # --- whole jobs ---
@@ -324,6 +330,21 @@ class Documents:
         extra = {name: value for name, value in job.extra.items() if name != "cut"}
         return attrs.evolve(job, extra=extra, **texts)
 
+    def _last_segment(self) -> int:
+        """The number of the open segment, -1 while there is none."""
+        memory = self._memory
+        memory.last_segment = self._last(memory.last_segment, history.segment_path, history.HISTORY, history.number_of)
+        return memory.last_segment
+
+    def _last(
+        self, known: int, path_of: Callable[[int], str], directory: str, number_of: Callable[[str], int | None]
+    ) -> int:
+        """The highest number in this view: two looks where it is the one that was known, a listing otherwise."""
+        view = self._view
+        if known >= 0 and view.version(path_of(known + 1)) is None and view.version(path_of(known)) is not None:
+            return known
+        return _last_number(view, directory, number_of)
+
     def _read(self, path: str) -> bytes | None:
         changed = self._changed.get(path)
         return changed if changed is not None else self._view.read(path)
@@ -335,10 +356,10 @@ def _reversed_jobs(page: Page, statuses: frozenset[JobStatus] | None) -> Iterato
             yield job
 
 
-def _last_number(view: View, directory: str, number_of: Any) -> int:
+def _last_number(view: View, directory: str, number_of: Callable[[str], int | None]) -> int:
     """The highest block number below `directory`, -1 where there is none."""
     for sub in reversed(view.names(directory)):
         for name in reversed(view.names(f"{directory}/{sub}")):
             if (number := number_of(name)) is not None:
-                return int(number)
+                return number
     return -1

@@ -591,6 +591,10 @@ class JobStore(ABC):
 
     def _opened(self, session_id: str) -> _Open:
         self._check_usable()
+        return self._in_use(session_id)
+
+    def _in_use(self, session_id: str) -> _Open:
+        """As `_opened`, for the committer's thread, which ends before the store is closed."""
         with self._lock:
             opened = self._open.get(session_id)
             if opened is not None:
@@ -601,7 +605,7 @@ class JobStore(ABC):
             return opened
 
     def _in(self, session_id: str, decide: Callable[[Documents], Change | None]) -> Callable[[View], Change | None]:
-        return lambda view: decide(Documents(view, self._opened(session_id).memory))
+        return lambda view: decide(Documents(view, self._in_use(session_id).memory))
 
     def _give_up_at(self) -> float:
         return self._committer.deadline(GIVE_UP_S)
