@@ -69,7 +69,7 @@ class Streams:
         self.record: ExitRecord | None = read_exit(run_dir)
         #: whether all that there will be is there
         self.final = self.record is not None or (not lives and may_have_started(run_dir))
-        self._fds = [_open(run_dir / name) for name in (layout.STDOUT, layout.STDERR, layout.ORDER)]
+        self._fds = [open_stream(run_dir / name) for name in (layout.STDOUT, layout.STDERR, layout.ORDER)]
         if self.record is not None:
             self._ends = [self.record.stdout_bytes, self.record.stderr_bytes]
         else:
@@ -143,7 +143,8 @@ class Streams:
         self.close()
 
 
-def _open(path: Path) -> int:
+def open_stream(path: Path) -> int:
+    """A descriptor for reading a file of a run; -1 where there is none (yet). Raises `Damaged` for what is no file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -85,6 +85,8 @@ class RunTail:
     def rest(self) -> None:
         """Put the log down; the next call opens it again."""
         writer, self._writer, self._drain = self._writer, None, None
+        if self._source is not None:
+            self._source.close()
         if writer is not None:
             writer.close()
 

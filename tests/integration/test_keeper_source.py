@@ -9,13 +9,20 @@ from pathlib import Path
 import pytest
 
 from openjobs.errors import SourceMismatch
-from openjobs.processes import Run, Template, bury, request_stop, this_system
+from openjobs.processes import Identity, Run, Template, bury, request_stop, this_system
 from openjobs.processes.source import KeeperSource
 from openjobs.runlog import Drain, Ending, RunLogWriter
 from tests.support import eventually
 from tests.support.processes import RELAXED, request, settle, this_task, written
 
 BOUND_S = 20.0
+#: those of the running test; each holds its streams open
+SOURCES: list[KeeperSource] = []
+
+
+def source_of(run: Run, keeper: Identity) -> KeeperSource:
+    SOURCES.append(KeeperSource(run.run_dir, task_id=this_task(), keeper=keeper))
+    return SOURCES[-1]
 
 
 @pytest.fixture
@@ -23,6 +30,8 @@ def started(tmp_path: Path, request_command: str) -> Iterator[Run]:
     with Template() as template, template.start(tmp_path, request(request_command, grace_s=0.2)) as run:
         run.go()
         yield run
+        while SOURCES:
+            SOURCES.pop().close()
         request_stop(tmp_path, grace_s=0, disk=RELAXED, system=this_system())
         run.wait_gone(BOUND_S)
 
@@ -33,7 +42,7 @@ def request_command(request: pytest.FixtureRequest) -> str:
 
 
 def opened(run: Run) -> tuple[RunLogWriter, Drain]:
-    source = KeeperSource(run.run_dir, task_id=this_task(), keeper=run.keeper)
+    source = source_of(run, run.keeper)
     log = RunLogWriter(run.run_dir, task_id=this_task(), run_id="run", disk=RELAXED)
     log.accept(source.identity)
     return log, Drain(log, source, identity=source.identity)
@@ -85,7 +94,7 @@ def test_a_lost_run_is_drained_once_it_is_buried(started: Run) -> None:
 def test_another_keepers_record_is_refused(started: Run) -> None:
     """A directory in which another keeper worked is not this run's source."""
     started.wait(BOUND_S)
-    other = KeeperSource(started.run_dir, task_id=this_task(), keeper=this_system().identify(1) or started.keeper)
+    other = source_of(started, this_system().identify(1) or started.keeper)
     with RunLogWriter(started.run_dir, task_id=this_task(), run_id="run", disk=RELAXED) as log:
         log.accept(other.identity)
         with pytest.raises(SourceMismatch):
