@@ -132,14 +132,16 @@ class _Owner:
 def _until_there(reader: RunLogReader, owner: _Owner) -> None:
     """A run that has just begun gets its log in a moment."""
     pause, longest = _PAUSE_S
+    over = False
     while True:
-        over = owner.has_ended() or owner.abandoned()
         try:
             reader.state()
             return
         except NotFound:
             if over:
                 raise
+        # The order matters: it may have got its log, and ended, between the two looks.
+        over = owner.has_ended() or owner.abandoned()
         time.sleep(pause)
         pause = min(pause * 2, longest)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import Damaged, Refused
 from . import exits, output, shapes
 from .listing import print_jobs
 from .live import spinner
@@ -57,13 +58,15 @@ def fsck_command(state: State, sessions: tuple[str, ...]) -> int:
     """Check that sessions are whole; without names all of them.
 
     Looks at git's objects, the legality of every job's history, rows against history, pages and
-    message segments, index and work tree, and locks. Changes nothing. Exit code 6 with any finding.
+    message segments, index and work tree, locks, and the journal of background commands. Changes
+    nothing. Exit code 6 with any finding.
     """
     reports: list[dict[str, Any]] = []
     for session_id in sessions or state.store.sessions():
         with spinner(f"checking {session_id}"):
             report = state.store.fsck(session_id)
         found = [{"where": finding.where, "what": finding.what} for finding in report.findings]
+        found += _journal_findings(state, session_id)
         reports.append({"session_id": session_id, "counts": dict(report.counts), "findings": found})
         if not state.json:
             told = [(count, one_line(name)) for name, count in report.counts.items() if name != "sessions"]
@@ -77,6 +80,17 @@ def fsck_command(state: State, sessions: tuple[str, ...]) -> int:
     else:
         output.note(f"{plural(len(reports), 'session')} checked, {plural(total, 'finding')}")
     return exits.REFUSED if total else exits.COMPLETED
+
+
+def _journal_findings(state: State, session_id: str) -> list[dict[str, str]]:
+    """Whether the facts of background commands can be read to their end."""
+    if not (state.home / "sessions" / session_id / "tasks.jsonl").exists():
+        return []
+    try:
+        state.tasks.journal(session_id).refresh()
+    except (Damaged, Refused) as error:
+        return [{"where": "tasks.jsonl", "what": str(error)}]
+    return []
 
 
 @command("gc")

@@ -264,7 +264,8 @@ def test_reading_a_log_needs_no_git_and_changes_nothing(cli: Cli) -> None:
     job_id = cli.json_inside("list")["jobs"][0]["job_id"]
     (cli.home / "sessions" / "default" / "repo").rename(cli.home / "gone")
     before = snapshot(cli.home)
-    assert raw(cli, "logs", job_id) == (0, b"hi\n", b"")
+    for options in ([], ["-f"], ["-f", "--stream", "stdout"]):
+        assert raw(cli, "logs", *options, job_id) == (0, b"hi\n", b"")
     assert snapshot(cli.home) == before
     (cli.home / "gone").rename(cli.home / "sessions" / "default" / "repo")
 
@@ -317,6 +318,30 @@ def test_gc_takes_away_what_is_old_and_was_seen(cli: Cli) -> None:
     assert cli.json_inside("show", seen) == before
     assert cli.inside("logs", unseen).out == "unseen\n"
     assert "gc" in cli.inside("logs", seen, code=3).err
+
+
+def test_fsck_names_a_damaged_journal(cli: Cli) -> None:
+    """With its place; the file stays as it was, and what needs it refuses."""
+    cli.inside("run", "true")
+    path = cli.home / "sessions" / "default" / "tasks.jsonl"
+    good = path.read_bytes()
+    bad = bytearray(good)
+    bad[40] ^= 1
+    path.write_bytes(bad)
+    (report,) = cli.json_inside("fsck", code=6)["sessions"]
+    assert [one["where"] for one in report["findings"]] == ["tasks.jsonl"]
+    assert cli.inside("run", "true", code=6).out == ""
+    assert path.read_bytes() == bad
+    path.write_bytes(good)
+
+
+def test_ids_of_commands_are_completed(cli: Cli) -> None:
+    """As those of jobs, without opening anything."""
+    cli.inside("run", "true")
+    task_id = cli.inside("ps", "-a").out.split("\t")[0]
+    words = {"COMP_WORDS": f"openjobs logs {task_id[:4]}", "COMP_CWORD": "2"}
+    said = cli.run(env={"_OPENJOBS_COMPLETE": "bash_complete", **words}).out
+    assert said == f"plain,{task_id}\n"
 
 
 # --- the index ---------------------------------------------------------------------------------------------
