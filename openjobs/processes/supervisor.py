@@ -52,6 +52,7 @@ _CLOSE_S = 8.0
 _RECOVER_S = 30.0
 #: how often a task of another worker is looked at by who waits for it
 _LOOK_S = (0.02, 0.25)
+_SLICE_S = 0.5
 #: variables that say of which job or task a process is part; never inherited by a task of its own
 _MARKS = frozenset({"OPENJOBS_JOB_ID", "OPENJOBS_SESSION_ID", "OPENJOBS_TASK_ID", "OPENJOBS_RUN_ID"})
 
@@ -258,7 +259,10 @@ class ProcessSupervisor:
         return self.client.output(self.get(task_id), stream, offset, limit)
 
     def wait(self, task_id: str, timeout: float | None = None) -> Task:
-        """The task once its end is recorded, or as it stands after `timeout` seconds; a dead worker's is adopted."""
+        """The task once its end is recorded, or as it stands after `timeout` seconds; a dead worker's is adopted.
+
+        Raises `UnknownTask`, and `Closed` when the supervisor is closed meanwhile.
+        """
         self._check()
         deadline = None if timeout is None else time.monotonic() + timeout
         entry = self.client.find(task_id)
@@ -268,14 +272,23 @@ class ProcessSupervisor:
             live = self._attendant.find(entry.job_id)
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if live is not None:
-                live.ended.wait(left)
+                self._until_ended(live, deadline)
                 return journal.get(entry.job_id)
             task = self._met(journal.get(entry.job_id))
             if task.terminal or left == 0.0:
                 return task
-            if not self._is_mine(task):
-                time.sleep(pause if left is None else min(pause, left))
-                pause = min(pause * 1.5, longest)
+            # Another worker's, or one of ours that is only being started.
+            time.sleep(pause if left is None else min(pause, left))
+            pause = min(pause * 1.5, longest)
+            self._check()
+
+    def _until_ended(self, live: Live, deadline: float | None) -> None:
+        """In slices: somebody may close us meanwhile, and then nobody here will see the end."""
+        while True:
+            left = _SLICE_S if deadline is None else max(0.0, deadline - time.monotonic())
+            if live.ended.wait(min(left, _SLICE_S)) or left == 0.0:
+                return
+            self._check()
 
     # --- stopping ----------------------------------------------------------------------------------
 

@@ -116,8 +116,22 @@ def supervised(home: Path, bare_start: float) -> None:
             whole = time.perf_counter() - begun
             print(f"{f'{ROUNDS} tasks at once, started / all ended and recorded':<64} {started:.2f} s / {whole:.2f} s")
             until(lambda: supervisor.running == 0)
+            grown(supervisor)
             lines(supervisor, store.session_dir("s") / "runs")
             drained(supervisor)
+
+
+def grown(supervisor: ProcessSupervisor) -> None:
+    """What two thousand short tasks leave in this process."""
+    us = psutil.Process()
+    before = us.memory_info().rss, us.num_fds(), us.num_threads()
+    for _ in range(2000 // ROUNDS):
+        for task_id in [supervisor.start("s", ["true"], env=ENV).task_id for _ in range(ROUNDS)]:
+            supervisor.wait(task_id)
+        until(lambda: supervisor.running == 0)
+    after = us.memory_info().rss, us.num_fds(), us.num_threads()
+    more = [b - a for a, b in zip(before, after, strict=True)]
+    print(f"{'after 2,000 short tasks':<64} {more[0] / 2**20:+.1f} MB, {more[1]:+d} files, {more[2]:+d} threads")
 
 
 def until(reached: Callable[[], bool]) -> None:
@@ -140,7 +154,11 @@ def lines(supervisor: ProcessSupervisor, runs: Path) -> None:
         now = time.clock_gettime(time.CLOCK_MONOTONIC)
         times += [(now - float(line)) * 1000 for line in chunk.split()]
     show("a line, from the command to a follower", sorted(times))
-    supervisor.wait(task.task_id)
+    over = time.clock_gettime(time.CLOCK_MONOTONIC)
+    task = supervisor.wait(task.task_id)
+    assert task.ended_at is not None
+    behind = max(0.0, time.time() - task.ended_at.timestamp() - (time.clock_gettime(time.CLOCK_MONOTONIC) - over))
+    print(f"{'from the recorded end to the end of the follower':<64} {behind * 1000:.2f} ms")
     began = time.perf_counter()
     b"".join(RunLogReader(run).follow())
     print(f"{'following a finished log to its end':<64} {(time.perf_counter() - began) * 1000:.2f} ms")

@@ -293,6 +293,27 @@ def test_closing_leaves_session_tasks_to_the_next_worker(supervise: Supervise, s
     assert (ended.status, ended.worker_id) == (TaskStatus.CANCELLED, second.worker_id)
 
 
+def test_who_waits_hears_of_the_closing(supervise: Supervise) -> None:
+    """Nobody here will see the end any more; the task goes on."""
+    first = supervise()
+    task = first.start("s", "exec sleep 60", env=ENV)
+    said: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            first.wait(task.task_id)
+        except Closed as closed:
+            said.append(closed)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    first.close()
+    thread.join(BOUND_S)
+    assert len(said) == 1
+    assert task.child is not None
+    assert this_system().is_alive(task.child)
+
+
 def test_closing_ends_the_trees_of_jobs(supervise: Supervise, store: GitJobStore) -> None:
     """A task that belongs to a job ends with its worker, and is recorded as cancelled."""
     first = supervise()
