@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
@@ -23,8 +23,6 @@ from .history import Node, Segment
 from .meta import Meta
 from .pages import Page
 from .rows import cut_texts
-
-_Parsed = TypeVar("_Parsed")
 
 #: a job's status in a catalog tag
 STATUS_TAG = {status: number for number, status in enumerate(JobStatus, start=1)}
@@ -114,6 +112,8 @@ class Documents:
         self._view = view
         self._memory = memory
         self._changed: dict[str, bytes] = {}
+        #: what was parsed or made here: one version is read, so it cannot have changed
+        self._now: dict[str, Any] = {}
 
     @property
     def commit_id(self) -> str | None:
@@ -126,20 +126,11 @@ class Documents:
     # --- meta ---
 
     def meta(self) -> Meta:
-        data = self._read(meta.PATH)
-        if data is None:
-            return meta.decode(None)
-        found = self._memory.parsed(meta.PATH, data)
-        if found is None:
-            found = meta.decode(data)
-            self._memory.keep(meta.PATH, data, found)
-        assert isinstance(found, Meta)
+        found: Meta = self._parsed(meta.PATH, lambda path, data: meta.decode(data))
         return found
 
     def put_meta(self, value: Meta) -> None:
-        data = meta.encode(value)
-        self._memory.keep(meta.PATH, data, value)
-        self._changed[meta.PATH] = data
+        self._put(meta.PATH, meta.encode(value), value)
 
     # --- rows ---
 
@@ -157,14 +148,7 @@ class Documents:
         return last + 1
 
     def _page(self, path: str) -> Page:
-        data = self._read(path)
-        if data is None:
-            return Page.parse(path, None)
-        found = self._memory.parsed(path, data)
-        if found is None:
-            found = Page.parse(path, data)
-            self._memory.keep(path, data, found)
-        assert isinstance(found, Page)
+        found: Page = self._parsed(path, Page.parse)
         return found
 
     def job(self, job_id: str) -> Job | None:
@@ -194,8 +178,7 @@ class Documents:
         self._put_page(page.put(job))
 
     def _put_page(self, page: Page) -> None:
-        self._memory.keep(page.path, page.data, page)
-        self._changed[page.path] = page.data
+        self._put(page.path, page.data, page)
 
     def close_page_if_full(self) -> bool:
         """Move a full newest page among the older ones, whole. True when it was moved."""
@@ -231,8 +214,7 @@ class Documents:
     def append(self, nodes: Sequence[Node]) -> None:
         segment, number = self._open_segment()
         segment = segment.append(list(nodes))
-        self._memory.keep(segment.path, segment.data, segment)
-        self._changed[segment.path] = segment.data
+        self._put(segment.path, segment.data, segment)
         for node in nodes:
             self._memory.remember(self._memory.node_segments, node.id, number)
 
@@ -247,15 +229,7 @@ class Documents:
         return segment, number
 
     def _segment(self, number: int) -> Segment:
-        path = history.segment_path(number)
-        data = self._read(path)
-        if data is None:
-            return Segment.parse(path, None)
-        found = self._memory.parsed(path, data)
-        if found is None:
-            found = Segment.parse(path, data)
-            self._memory.keep(path, data, found)
-        assert isinstance(found, Segment)
+        found: Segment = self._parsed(history.segment_path(number), Segment.parse)
         return found
 
     def find_node(self, node_id: str) -> Node | None:
@@ -345,9 +319,26 @@ class Documents:
             return known
         return _last_number(view, directory, number_of)
 
-    def _read(self, path: str) -> bytes | None:
-        changed = self._changed.get(path)
-        return changed if changed is not None else self._view.read(path)
+    def _parsed(self, path: str, parse: Callable[[str, bytes | None], Any]) -> Any:
+        found = self._now.get(path)
+        if found is not None:
+            return found
+        data = self._changed.get(path) or self._view.read(path)
+        if data is None:
+            return parse(path, None)
+        found = self._memory.parsed(path, data)
+        if found is None:
+            found = parse(path, data)
+            self._memory.keep(path, data, found)
+        if len(self._now) >= _PARSED_LIMIT:
+            self._now.clear()  # a look at everything must not hold everything
+        self._now[path] = found
+        return found
+
+    def _put(self, path: str, data: bytes, value: Any) -> None:
+        self._memory.keep(path, data, value)
+        self._now[path] = value
+        self._changed[path] = data
 
 
 def _reversed_jobs(page: Page, statuses: frozenset[JobStatus] | None) -> Iterator[Job]:
