@@ -307,8 +307,10 @@ def _identity(value: object) -> Identity | None:
 def _read(path: Path) -> dict[str, Any] | None:
     """The object in a small JSON file; None where there is none. Raises `Damaged`."""
     data = _bytes(path)
-    if not data and not os.path.lexists(path):
-        return None
+    if not data:
+        if not os.path.lexists(path):
+            return None
+        data = _bytes(path)  # it may have come between the two looks
     value = _parse(data)
     if not isinstance(value, dict):
         raise Damaged(f"{path} is not what a keeper writes", path=str(path))

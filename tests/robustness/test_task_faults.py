@@ -20,7 +20,16 @@ import pytest
 import openjobs.processes
 from openjobs.durable import Disk
 from openjobs.errors import Damaged, OpenJobsError
-from openjobs.processes import Fact, ProcessSupervisor, Task, TaskJournal, TaskStatus, run_directory
+from openjobs.processes import (
+    Fact,
+    ProcessSupervisor,
+    Task,
+    TaskJournal,
+    TaskStatus,
+    read_exit,
+    run_command,
+    run_directory,
+)
 from openjobs.processes.identity import Identity, LinuxSystem
 from openjobs.processes.supervisor import MARKS
 from openjobs.processes.tree import TASK_VARIABLE
@@ -294,6 +303,25 @@ def test_a_flipped_bit_in_the_middle_is_refused_with_its_place(tmp_path: Path) -
         if at >= first:
             assert caught.value.offset > 0
         assert list(directory.glob("tasks.jsonl.torn-*")) == []
+
+
+def test_a_record_that_appears_between_two_looks_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keeper writes its record at the very moment in which somebody looks for it: it is there, not damaged."""
+    run_command("exit 3", run_dir=tmp_path / "run", env=ENV, disk=Disk(durable=False))
+    record = tmp_path / "run" / "exit.json"
+    whole = record.read_bytes()
+    record.unlink()
+    exists = os.path.lexists
+
+    def appears(path: Path) -> bool:
+        if path == record:
+            record.write_bytes(whole)
+        return exists(path)
+
+    monkeypatch.setattr("openjobs.processes.rundir.os.path.lexists", appears)
+    found = read_exit(tmp_path / "run")
+    assert found is not None
+    assert found.exit_code == 3
 
 
 # --- the log cannot be used --------------------------------------------------------------------------------
