@@ -26,7 +26,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,6 +45,7 @@ from .objects import ObjectStore
 from .packdir import SEAL_BYTES, SEAL_COMMITS, PackDirectory
 from .packs import RollingPack
 from .refs import read_branch, read_ref
+from .repack import Repacker
 from .scratch import Scratch
 from .view import Commit, GitView, parse_commit
 from .worktree import WorkTree
@@ -50,6 +53,11 @@ from .worktree import WorkTree
 log = logging.getLogger(__name__)
 
 Mark = tuple[int, int, int]
+
+#: how long other processes get in between two steps of maintenance; who is put off tries again within 50 ms
+_GAP_S = 0.06
+#: how long maintenance that has begun waits for a lock
+_MAINTAIN_WAIT_S = 10.0
 
 
 class GitRepository:
@@ -227,12 +235,46 @@ class GitRepository:
             self._begin(datetime.now(UTC))
 
     def maintain(self) -> None:
-        """Join sealed packs as far as it is worth it, and cut the reflogs. No object is ever dropped."""
-        with self._flocked(), _as_refusal():
+        """Encode sealed packs anew, join them, and cut the reflogs. No object is ever dropped.
+
+        The locks are given back between two steps of a second or so, and what was done by then stands.
+        Raises `RepositoryBusy` where they are taken at the beginning, or for long later on.
+        """
+        repacker = Repacker(self._packs, self._objects)
+        give_up_at, is_going_on = -math.inf, True
+        while is_going_on:
+            started = time.monotonic()
+            try:
+                with self._flocked(), _as_refusal():
+                    is_going_on = self._maintain_step(repacker)
+            except RepositoryBusy:
+                if time.monotonic() > give_up_at:
+                    raise
+                time.sleep(_GAP_S)
+                continue
+            give_up_at = time.monotonic() + _MAINTAIN_WAIT_S
+            if is_going_on and give_up_at - started > _MAINTAIN_WAIT_S + _GAP_S:
+                time.sleep(_GAP_S)
+        if repacker.damaged:
+            path = repacker.damaged[0]
+            raise Damaged(f"{path} is damaged; everything else was made small", path=path)
+
+    def _maintain_step(self, repacker: Repacker) -> bool:
+        """False when nothing is left to do."""
+        try:
             head = self._refresh()
             self._drop_superseded()
-            maintain.join_packs(self._packs, self._objects, busy=self._busy_packs())
+            busy = self._busy_packs()
+            if repacker.step(busy) or maintain.join_once(self._packs, self._objects, busy=busy):
+                return True
             maintain.cut_reflogs(self._git, head.ref, self._scratch, self._disk)
+            return False
+        except RepositoryBusy:
+            raise
+        except BaseException:
+            # Some packs may be there twice now, which the next write mends.
+            self._distrust()
+            raise
 
     def check(self) -> list[str]:
         """Everything that is wrong with the repository, one line each; nothing is changed."""

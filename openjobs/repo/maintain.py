@@ -1,4 +1,4 @@
-"""Keeping `.git` small without rewriting it: sealed packs are joined byte for byte, in levels.
+"""Keeping the number of packs small: sealed ones are joined byte for byte, in levels.
 
 Packs of a like size (a level is eight times the one below) are joined when there are eight of them,
 so every byte is copied once per level, and there are never more than about 50 packs. No object is
@@ -38,8 +38,9 @@ _LARGEST_BYTES = 128 << 20
 BY_THE_WAY_BYTES = 16 << 20
 #: from so many packs on, the limit above gives way
 _MANY_PACKS = 45
-_REFLOG_BYTES = 4 << 20
-_REFLOG_KEEP_BYTES = 1 << 20
+#: from this size on a reflog is cut to that: a few hundred moves of the branch
+_REFLOG_BYTES = 256 << 10
+_REFLOG_KEEP_BYTES = 128 << 10
 
 
 def join_packs(packs: PackDirectory, objects: ObjectStore, *, busy: set[str], limit_bytes: int | None = None) -> int:
@@ -49,22 +50,30 @@ def join_packs(packs: PackDirectory, objects: ObjectStore, *, busy: set[str], li
     left then is whole, and mended by `PackDirectory.mend`.
     """
     gone = 0
-    while True:
-        levels = _levels(objects, busy)
-        many = sum(map(len, levels.values())) > _MANY_PACKS
-        ready = [level for level, found in levels.items() if len(found) >= _PER_LEVEL]
-        if not ready:
-            return gone
-        group = levels[min(ready)]
-        if limit_bytes is not None and not many and sum(pack.size_bytes() for pack in group) > limit_bytes:
-            return gone
-        _join(packs, group)
-        gone += len(group) - 1
-        objects.forget_packs()
+    while went := join_once(packs, objects, busy=busy, limit_bytes=limit_bytes):
+        gone += went
+    return gone
 
 
-def _levels(objects: ObjectStore, busy: set[str]) -> dict[int, list[PackFile]]:
-    levels: dict[int, list[PackFile]] = {}
+def join_once(packs: PackDirectory, objects: ObjectStore, *, busy: set[str], limit_bytes: int | None = None) -> int:
+    """As `join_packs`, one level only."""
+    levels = _levels(objects, busy)
+    many = sum(map(len, levels.values())) > _MANY_PACKS
+    ready = [level for level, found in levels.items() if len(found) >= _PER_LEVEL]
+    if not ready:
+        return 0
+    repacked, _ = level = min(ready)
+    group = levels[level]
+    if limit_bytes is not None and not many and sum(pack.size_bytes() for pack in group) > limit_bytes:
+        return 0
+    _join(packs, group, repacked=repacked)
+    objects.forget_packs()
+    return len(group) - 1
+
+
+def _levels(objects: ObjectStore, busy: set[str]) -> dict[tuple[bool, int], list[PackFile]]:
+    """Packs by size. Those that were encoded anew are joined among themselves, so that they stay marked."""
+    levels: dict[tuple[bool, int], list[PackFile]] = {}
     for pack in list(objects.rescan()):
         with contextlib.suppress(FileNotFoundError):
             size = pack.size_bytes()
@@ -72,11 +81,11 @@ def _levels(objects: ObjectStore, busy: set[str]) -> dict[int, list[PackFile]]:
                 level = 0
                 while size > _LEVEL_BYTES << 3 * level:
                     level += 1
-                levels.setdefault(level, []).append(pack)
+                levels.setdefault((pack.is_repacked(), level), []).append(pack)
     return levels
 
 
-def _join(packs: PackDirectory, group: Sequence[PackFile]) -> None:
+def _join(packs: PackDirectory, group: Sequence[PackFile], *, repacked: bool) -> None:
     """One pack that holds every object of `group`; then the others go.
 
     A pack that is damaged is left out and stays as it is: readers may still find much in it.
@@ -85,7 +94,7 @@ def _join(packs: PackDirectory, group: Sequence[PackFile]) -> None:
     if len(whole) < 2:
         raise Damaged(f"{group[0].base}.pack or one beside it is damaged", path=f"{group[0].base}.pack")
     plan = _Plan(whole)
-    name = packs.publish_stream(plan.blocks, plan.entries)
+    name = packs.publish_stream(plan.blocks, plan.entries, repacked=repacked)
     for pack in whole:
         if pack.name != name:
             packs.remove(pack.name)

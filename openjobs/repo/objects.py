@@ -43,6 +43,8 @@ _CACHE_BYTES = 8 << 20
 _CACHED_TREES = 64
 #: what a `.keep` file of ours says; anything else in one means that the pack is somebody else's
 KEEP_TEXT = b"openjobs\n"
+#: the same for a pack that was encoded anew; cut, it is `KEEP_TEXT` or the beginning of it
+REPACKED_TEXT = KEEP_TEXT + b"repacked\n"
 KEEP_MODE = 0o400
 
 #: errors that say something about the file, not about this process
@@ -84,14 +86,22 @@ class PackFile:
         Of the mode that we give it and with the beginning of our text it is ours too: the power went
         before the text was written. git makes its own with 0600.
         """
+        text, mode = self._keep()
+        torn = mode == KEEP_MODE and REPACKED_TEXT.startswith(text.rstrip(b"\0"))
+        return text in (KEEP_TEXT, REPACKED_TEXT) or torn
+
+    def is_repacked(self) -> bool:
+        """Whether it is ours and was encoded anew already. False where its mark was torn: it is done once more."""
+        return self._keep()[0] == REPACKED_TEXT
+
+    def _keep(self) -> tuple[bytes, int]:
+        """Text and mode of its `.keep`; a mode of -1 where there is none."""
         try:
             fd = open_file(self.base + ".keep")
         except OSError:
-            return False
+            return b"", -1
         try:
-            text = read_all(fd, 64)
-            torn = KEEP_TEXT.startswith(text.rstrip(b"\0")) and stat.S_IMODE(os.fstat(fd).st_mode) == KEEP_MODE
-            return text == KEEP_TEXT or torn
+            return read_all(fd, 64), stat.S_IMODE(os.fstat(fd).st_mode)
         finally:
             os.close(fd)
 

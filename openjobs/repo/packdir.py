@@ -24,7 +24,7 @@ import attrs
 from ..durable import Disk
 from ..errors import Damaged
 from .files import lstat, read_file
-from .objects import KEEP_MODE, KEEP_TEXT, ObjectStore, PackFile
+from .objects import KEEP_MODE, KEEP_TEXT, REPACKED_TEXT, ObjectStore, PackFile
 from .packs import EncodedPack, Entry, RollingPack, encode_index
 from .scratch import Scratch
 
@@ -35,7 +35,7 @@ SEAL_BYTES = 1 << 20
 PACK_MODE = 0o600
 #: how many of the newest packs are looked at for one to go on with
 _LOOK_AT = 4
-_TEMPORARY = ("openjobs-pack.tmp", "openjobs-idx.tmp")
+_TEMPORARY = ("openjobs-pack.tmp", "openjobs-idx.tmp", "openjobs-keep.tmp")
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -61,20 +61,37 @@ class PackDirectory:
     def has(self, name: str) -> bool:
         return os.path.exists(f"{self.path}/{name}.pack") and os.path.exists(f"{self.path}/{name}.idx")
 
-    def publish(self, encoded: EncodedPack) -> None:
+    def publish(
+        self, encoded: EncodedPack, *, repacked: bool = False, check: Callable[[str, str], None] | None = None
+    ) -> None:
         """The pack is there and durable. Equal names have equal bytes, so one that is there may be replaced.
 
+        `check` is given both files, written and synced, before anybody can see them under their names.
         What an error leaves is removed by `remove`.
         """
         final = f"{self.path}/{encoded.name}"
-        self.keep(encoded.name)
+        self.keep(encoded.name, REPACKED_TEXT if repacked else KEEP_TEXT)
         pack = self._scratch.write(_TEMPORARY[0], encoded.pack, PACK_MODE)
         index = self._scratch.write(_TEMPORARY[1], encoded.index, PACK_MODE)
+        if check is not None:
+            try:
+                check(pack, index)
+            except BaseException:
+                for name in _TEMPORARY:
+                    self._scratch.drop(name)
+                raise
         self._scratch.move(pack, final + ".pack")
         self._scratch.move(index, final + ".idx")
         self._disk.sync_dir(self.path)
 
-    def publish_stream(self, blocks: Callable[[], Iterable[bytes]], entries: Sequence[Entry]) -> str:
+    def publish_stream(
+        self,
+        blocks: Callable[[], Iterable[bytes]],
+        entries: Sequence[Entry],
+        *,
+        repacked: bool = False,
+        check: Callable[[str, str], None] | None = None,
+    ) -> str:
         """As `publish`, for a pack that is too large to hold in memory; its name.
 
         `blocks` is the pack without its checksum; it is read twice, once to know the name.
@@ -86,21 +103,29 @@ class PackDirectory:
         encoded = EncodedPack(
             name=f"pack-{checksum.hex()}", pack=chain(blocks(), (checksum,)), index=encode_index(entries, checksum)
         )
+        was_there = self.has(encoded.name)
         try:
-            self.publish(encoded)
+            self.publish(encoded, repacked=repacked, check=check)
         except BaseException:
-            with contextlib.suppress(OSError):
-                self.remove(encoded.name)
+            if not was_there:
+                with contextlib.suppress(OSError):
+                    self.remove(encoded.name)
             raise
         return encoded.name
 
-    def keep(self, name: str) -> None:
-        with contextlib.suppress(FileExistsError):
-            fd = self._disk.create(f"{self.path}/{name}.keep", KEEP_MODE)
-            try:
-                self._disk.write(fd, KEEP_TEXT)
-            finally:
-                os.close(fd)
+    def keep(self, name: str, text: bytes = KEEP_TEXT) -> None:
+        """There is a `.keep` of ours; one that says less than `text` is replaced, and is never missing meanwhile."""
+        path = f"{self.path}/{name}.keep"
+        try:
+            fd = self._disk.create(path, KEEP_MODE)
+        except FileExistsError:
+            if text != KEEP_TEXT and PackFile(self.path, name).is_ours():
+                self._scratch.move(self._scratch.write(_TEMPORARY[2], text, KEEP_MODE), path)
+            return
+        try:
+            self._disk.write(fd, text)
+        finally:
+            os.close(fd)
 
     def remove(self, name: str) -> None:
         """Raises OSError; what is left then is removed by the next `mend`."""
@@ -146,7 +171,8 @@ class PackDirectory:
             if len(ours) == limit:
                 break
             with contextlib.suppress(OSError, Damaged):
-                if pack.is_ours() and len(pack) and pack.size_bytes() < 4 * SEAL_BYTES:
+                # One that was encoded anew is sealed whatever its size: its age says nothing about its commits.
+                if pack.is_ours() and not pack.is_repacked() and len(pack) and pack.size_bytes() < 4 * SEAL_BYTES:
                     ours.append(pack)
         return ours
 
@@ -218,12 +244,13 @@ def holds_all(large: PackFile, small: PackFile) -> bool:
 def is_whole(pack: PackFile) -> bool:
     """Whether the last 20 bytes of pack and index are the checksums of what comes before them."""
     try:
-        return _checksum_fits(pack.base + ".pack") and _checksum_fits(pack.base + ".idx")
+        return checksum_fits(pack.base + ".pack") and checksum_fits(pack.base + ".idx")
     except OSError:
         return False
 
 
-def _checksum_fits(path: str) -> bool:
+def checksum_fits(path: str) -> bool:
+    """Whether a file's last 20 bytes are the checksum of what comes before them. Raises OSError."""
     digest, left = hashlib.sha1(), os.stat(path).st_size - 20
     with open(path, "rb") as file:
         while left > 0 and (block := file.read(min(left, 1 << 20))):

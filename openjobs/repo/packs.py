@@ -121,7 +121,12 @@ def make_delta(old: bytes, new: bytes) -> bytes:
     else:
         regions.append(middle)
     regions.append((len(old) - tail, tail))
-    return _varint(len(old)) + _varint(len(new)) + b"".join(map(_instruction, _merged(regions)))
+    return encode_delta(len(old), len(new), regions)
+
+
+def encode_delta(old_bytes: int, new_bytes: int, regions: Iterable[tuple[int, int] | bytes]) -> bytes:
+    """A delta from its regions: a place and a size in the old text, or new bytes."""
+    return _varint(old_bytes) + _varint(new_bytes) + b"".join(map(_instruction, _merged(regions)))
 
 
 def _by_lines(old: bytes, old_at: int, new: bytes) -> list[tuple[int, int] | bytes]:
@@ -287,7 +292,7 @@ def read_entry(source: Source, at: int, find: Callable[[bytes], tuple[int, bytes
         if len(deltas) > MAX_CHAIN_READ:
             raise _damaged(source, at, "the chain of deltas is too long")
     for delta in reversed(deltas):
-        data = _apply(source, at, data, delta)
+        data = apply_delta(source, at, data, delta)
     return kind, data
 
 
@@ -326,12 +331,13 @@ def _inflate(source: Source, at: int, raw: bytes, used: int, size: int) -> bytes
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _apply(source: Source, at: int, base: bytes, delta: bytes) -> bytes:
+def apply_delta(source: Source, at: int, base: bytes, delta: bytes) -> bytes:
+    """What `delta`, from `source` at `at`, makes of `base`. Raises `Damaged`."""
+    from dulwich import pack
     from dulwich.errors import ApplyDeltaError
-    from dulwich.pack import apply_delta
 
     try:
-        return b"".join(apply_delta(base, delta))
+        return b"".join(pack.apply_delta(base, delta))
     except (ApplyDeltaError, ValueError, IndexError, AssertionError) as error:
         raise _damaged(source, at, f"the delta does not fit: {error}") from None
 
