@@ -60,9 +60,7 @@ class Catalog:
 
     def sync(self, view: View, *, closed_only_below: int | None = None) -> None:
         """Bring it up to `view`. Reads the names of changed directories and the changed blocks only."""
-        if not self._loaded:
-            self._load()
-            self._loaded = True
+        self._load_once()
         for sub in view.names(self._directory):
             path = f"{self._directory}/{sub}"
             version = view.version(path)
@@ -119,7 +117,8 @@ class Catalog:
         return len(self._versions)
 
     def find(self, item_id: str) -> Iterator[int]:
-        """Numbers of the blocks that may hold it, newest first."""
+        """Numbers of the blocks that may hold it, newest first, as far as the last `sync` or the file says."""
+        self._load_once()
         wanted, end, last = key(item_id), len(self._keys), -1
         while (at := self._keys.rfind(wanted, 0, end)) >= 0:
             if at % KEY_BYTES == 0:
@@ -158,6 +157,11 @@ class Catalog:
                 os.close(fd)
         except OSError:  # derived and supplementary: without the file it is read from the pages again
             self._file = None
+
+    def _load_once(self) -> None:
+        if not self._loaded:
+            self._load()
+            self._loaded = True
 
     def _load(self) -> None:
         assert self._file is not None

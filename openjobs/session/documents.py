@@ -163,8 +163,13 @@ class Documents:
             hint = self._memory.job_pages.get(job_id)
         if hint is not None and job_id in (page := self.older_page(hint)):
             return page
+        # A job never leaves its page, so what the catalog knows already needs no look at what is new.
+        return self._page_by_catalog(job_id, sync=False) or self._page_by_catalog(job_id, sync=True)
+
+    def _page_by_catalog(self, job_id: str, *, sync: bool) -> Page | None:
         with self._memory.lock:
-            self._memory.jobs.sync(self._view)
+            if sync:
+                self._memory.jobs.sync(self._view)
             numbers = list(self._memory.jobs.find(job_id))
         for number in numbers:
             if job_id in (page := self.older_page(number)):
