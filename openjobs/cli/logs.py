@@ -14,6 +14,8 @@ import attrs
 import click
 
 from ..errors import AmbiguousId, Damaged, LogCompletionUnknown, NotFound, OpenJobsError
+from ..ids import is_prefix
+from ..processes.client import run_directory
 from ..runlog import RunLogReader, Stream
 from . import exits, output
 from .options import JOB_ID, command
@@ -47,7 +49,7 @@ def logs_command(state: State, id: str, follow: bool, raw: bool, stream: str | N
     characters are shown. A job that is a Python callable has no log.
     """
     found = find(state, id)
-    run_dir = state.home / "sessions" / found.session_id / "runs" / found.run_id
+    run_dir = run_directory(state.home, found.session_id, found.run_id)
     reader = RunLogReader(run_dir, task_id=found.owner_id, run_id=found.run_id)
     owner = _Owner(state, found)
     show = output.Shown(raw=raw or not output.is_terminal(sys.stdout))
@@ -68,6 +70,8 @@ def logs_command(state: State, id: str, follow: bool, raw: bool, stream: str | N
 def find(state: State, prefix: str) -> Found:
     """The one task, job or run whose id begins so. Raises `NotFound`, `AmbiguousId`."""
     wanted = prefix.strip().lower()
+    if not is_prefix(wanted):
+        raise _unknown(prefix)
     found = {
         entry.job_id: Found(owner_id=entry.job_id, session_id=entry.session_id, run_id=entry.job_id, is_task=True)
         for entry in state.tasks.matching(wanted)
@@ -84,7 +88,11 @@ def find(state: State, prefix: str) -> Found:
     if found:
         ids = list(found)
         raise AmbiguousId(f"more than one id begins with {prefix!r}", candidates=ids)
-    raise NotFound(f"no job, background command or run has an id that begins with {prefix!r}")
+    raise _unknown(prefix)
+
+
+def _unknown(prefix: str) -> NotFound:
+    return NotFound(f"no job, background command or run has an id that begins with {prefix!r}")
 
 
 class _Owner:

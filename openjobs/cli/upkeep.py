@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import Damaged, Refused
+from ..errors import Damaged, InvalidInput, Refused
 from . import exits, output, shapes
 from .listing import print_jobs
 from .live import spinner
@@ -134,7 +134,12 @@ def _remove_logs(state: State, session_id: str, older_than_s: float) -> tuple[in
     ]
     journal = state.tasks.journal(session_id)
     old = [task for task in journal.tasks() if task.consumed and task.ended_at is not None and task.ended_at < before]
-    freed = [remove_run(state.home, session_id, run_id) for run_id in (*runs, *(task.task_id for task in old))]
+    freed = []
+    for run_id in (*runs, *(task.task_id for task in old)):
+        try:
+            freed.append(remove_run(state.home, session_id, run_id))
+        except InvalidInput as error:
+            output.note(f"openjobs: {one_line(str(error))}; nothing of it was removed")
     if old:
         journal.compact()
     return sum(1 for one in freed if one), sum(freed)

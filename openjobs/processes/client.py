@@ -6,6 +6,7 @@ git, no lease. Reading writes nothing.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -17,7 +18,7 @@ import attrs
 from ..clock import Clock, SystemClock
 from ..durable import Disk
 from ..durable.lease import is_held
-from ..errors import AmbiguousId, Damaged, InvalidTransition, UnknownTask
+from ..errors import AmbiguousId, Damaged, InvalidInput, InvalidTransition, UnknownTask
 from ..ids import check_session_id, is_prefix
 from ..store.index import Entry, FileIndex
 from . import layout, rundir
@@ -25,6 +26,8 @@ from .journal import TaskJournal
 from .output import Output, read_output
 from .task import Fact, Task, after, end_of, lost
 
+#: one name in a directory, never a path
+_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}\Z")
 _JOURNALS = 64
 _CANDIDATES = 5
 _LOOK_S = (0.01, 0.25)
@@ -33,8 +36,14 @@ Tasks = list[Task]
 
 
 def run_directory(home: Path, session_id: str, run_id: str) -> Path:
-    """The directory of one run: log, output, exit record."""
-    return home / "sessions" / session_id / "runs" / run_id
+    """The directory of one run: log, output, exit record.
+
+    Raises `InvalidInput` for what cannot be an id: rows come from repositories that others may write, and a run's
+    directory is written to, and taken away by gc.
+    """
+    if not isinstance(run_id, str) or not _RUN_ID.match(run_id):
+        raise InvalidInput(f"{run_id!r} cannot be the id of a run")
+    return home / "sessions" / check_session_id(session_id) / "runs" / run_id
 
 
 class TaskClient:

@@ -19,7 +19,7 @@ from ..clock import Clock, SystemClock, to_text
 from ..durable import Disk
 from ..errors import Damaged, IdempotencyConflict, InvalidTransition, OutcomeUnknown, UnknownTask
 from ..ledger import START, Compacted, Cursor, Exclusive, Ledger, Record
-from .task import Fact, Task, after, digest_of, may_follow, shown_command
+from .task import Fact, Task, after, digest_of, may_follow, shown_command, text_of
 
 NAME = "tasks.jsonl"
 #: how many ended tasks are remembered whole; others are read again from the file
@@ -248,10 +248,10 @@ class TaskJournal:
 
     def _apply(self, record: Record, before: Cursor) -> None:
         fact = record.data
-        if fact.get("fact") not in set(Fact):
+        if fact.get("fact") not in list(Fact):
             return  # of a newer version
         try:
-            task_id = fact["task"]
+            task_id = text_of(fact, "task")
             if fact["fact"] in (Fact.DELIVERED, Fact.CONSUMED) and self._flagged(task_id, Fact(fact["fact"])):
                 return
             task = self._remembered(task_id)

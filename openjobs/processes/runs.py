@@ -11,6 +11,7 @@ from ..runlog import RunLogReader
 from ..runlog.binding import RunDirectory
 from ..runlog.sidecar import look
 from ..runlog.state import STATE_MOST_BYTES
+from .client import run_directory
 from .rundir import keeper_lives
 
 _SIDECAR = "log.state"
@@ -39,7 +40,7 @@ def _is_incomplete(run_dir: Path) -> bool:
 
 def owner_of(home: Path, session_id: str, run_id: str) -> str | None:
     """The job or task whose run that is, as its log says. Raises `Damaged`, `FileRefused`."""
-    directory = RunDirectory(home / "sessions" / session_id / "runs" / run_id)
+    directory = RunDirectory(run_directory(home, session_id, run_id))
     try:
         fd = directory.open(directory.sidecar)
         try:
@@ -53,8 +54,11 @@ def owner_of(home: Path, session_id: str, run_id: str) -> str | None:
 
 
 def remove_run(home: Path, session_id: str, run_id: str) -> int:
-    """Take a finished run's files away; how many bytes they had. A run whose keeper lives is left alone (0)."""
-    run_dir = home / "sessions" / session_id / "runs" / run_id
+    """Take a finished run's files away; how many bytes they had. A run whose keeper lives is left alone (0).
+
+    Raises `InvalidInput` for what cannot be an id.
+    """
+    run_dir = run_directory(home, session_id, run_id)
     if not run_dir.is_dir() or run_dir.is_symlink() or keeper_lives(run_dir):
         return 0
     freed = 0

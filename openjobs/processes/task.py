@@ -156,11 +156,13 @@ def after(task: Task | None, fact: Mapping[str, Any]) -> Task:
         case Fact.RUNNING:
             return attrs.evolve(task, started_at=at, keeper=from_json(fact["keeper"]), child=_identity(fact["child"]))
         case Fact.OUTPUT:
-            return attrs.evolve(task, stdout_bytes=fact["stdout_bytes"], stderr_bytes=fact["stderr_bytes"])
+            return attrs.evolve(
+                task, stdout_bytes=number_of(fact, "stdout_bytes"), stderr_bytes=number_of(fact, "stderr_bytes")
+            )
         case Fact.ADOPTED:
             return attrs.evolve(
                 task,
-                worker_id=fact["worker"],
+                worker_id=text_of(fact, "worker"),
                 keeper=task.keeper or _identity(fact.get("keeper")),
                 child=task.child or _identity(fact.get("child")),
             )
@@ -265,17 +267,17 @@ def _begun(fact: Mapping[str, Any]) -> Task:
     if not isinstance(command, str):
         command = tuple(str(word) for word in command)
     return Task(
-        task_id=fact["task"],
-        session_id=fact["session"],
+        task_id=text_of(fact, "task"),
+        session_id=text_of(fact, "session"),
         command=command,
-        digest=fact["digest"],
+        digest=text_of(fact, "digest"),
         created_at=from_text(fact["at"]),
-        worker_id=fact["worker"],
-        boot=fact["boot"],
-        cwd=fact["cwd"],
-        description=fact["description"],
-        origin_tool_call_id=fact["origin"],
-        job_id=fact["job"],
+        worker_id=text_of(fact, "worker"),
+        boot=text_of(fact, "boot"),
+        cwd=text_of(fact, "cwd"),
+        description=text_of(fact, "description"),
+        origin_tool_call_id=None if fact["origin"] is None else text_of(fact, "origin"),
+        job_id=None if fact["job"] is None else text_of(fact, "job"),
         timeout_s=fact["timeout_s"],
         output_limit_bytes=fact["output_limit_bytes"],
     )
@@ -287,21 +289,37 @@ def _ended(task: Task, fact: Mapping[str, Any], at: datetime) -> Task:
         task,
         status=TaskStatus(fact["status"]),
         ended_at=at,
-        exit_code=fact["exit_code"],
-        signal=fact["signal"],
-        stopped_by=fact["stopped_by"],
-        error=fact["error"],
-        event_id=fact["event_id"],
-        stdout_bytes=fact["stdout_bytes"],
-        stderr_bytes=fact["stderr_bytes"],
-        seen_bytes=fact["seen_bytes"],
-        truncated=fact["truncated"],
-        leftovers=tuple(fact["leftovers"]),
+        exit_code=None if fact["exit_code"] is None else number_of(fact, "exit_code"),
+        signal=None if fact["signal"] is None else number_of(fact, "signal"),
+        stopped_by=text_of(fact, "stopped_by"),
+        error=text_of(fact, "error"),
+        # Only what was read without being recorded has none.
+        event_id=None if fact["event_id"] is None else text_of(fact, "event_id"),
+        stdout_bytes=number_of(fact, "stdout_bytes"),
+        stderr_bytes=number_of(fact, "stderr_bytes"),
+        seen_bytes=number_of(fact, "seen_bytes"),
+        truncated=bool(fact["truncated"]),
+        leftovers=tuple(dict(member) for member in fact["leftovers"]),
         # The keeper's own word, which is there for good; `running` is not, after a compaction.
         started_at=from_text(started) if started else task.started_at,
         keeper=task.keeper or _identity(fact.get("keeper")),
         child=task.child or _identity(fact.get("child")),
     )
+
+
+def text_of(fact: Mapping[str, Any], name: str) -> str:
+    """Raises ValueError, or KeyError, for what no writer of ours made."""
+    value = fact[name]
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is no text")
+    return value
+
+
+def number_of(fact: Mapping[str, Any], name: str) -> int:
+    value = fact[name]
+    if type(value) is not int:
+        raise ValueError(f"{name} is no number")
+    return value
 
 
 def _identity(value: object) -> Identity | None:

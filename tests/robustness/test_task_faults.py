@@ -30,7 +30,7 @@ from openjobs.processes import (
     run_command,
     run_directory,
 )
-from openjobs.processes.identity import Identity, LinuxSystem
+from openjobs.processes.identity import Identity, LinuxSystem, this_system
 from openjobs.processes.supervisor import MARKS
 from openjobs.processes.tree import TASK_VARIABLE
 from openjobs.runlog import RunLogReader
@@ -64,7 +64,7 @@ def supervised(home: Path, **options: Any) -> Iterator[ProcessSupervisor]:
 
 
 def marked(task_id: str) -> list[int]:
-    system = LinuxSystem()
+    system = this_system()
     mark = os.fsencode(f"{TASK_VARIABLE}={task_id}")
     return [m.identity.pid for m in system.table() if m.living and system.has_variable(m.identity.pid, mark)]
 

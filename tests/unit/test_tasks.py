@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from openjobs.durable import Disk
-from openjobs.errors import Damaged, IdempotencyConflict, InvalidTransition, UnknownTask
+from openjobs.errors import Damaged, IdempotencyConflict, InvalidInput, InvalidTransition, UnknownTask
+from openjobs.processes.client import run_directory
 from openjobs.processes.journal import TaskJournal
+from openjobs.processes.runs import remove_run
 from openjobs.processes.task import Fact, Task, TaskStatus, after, digest_of, lost, may_follow, shown_command
 from tests.support import FakeClock
 
@@ -203,6 +207,40 @@ def test_a_long_command_is_written_down_as_its_beginning(command: Any, journal: 
     task, _ = begin(journal, command=command)
     assert len(json.dumps(shown_command(command))) < 100_000
     assert task.digest == digest_of(command)
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(facts=st.lists(st.tuples(st.sampled_from(Fact), st.text(max_size=10), _VALUES), max_size=4))
+def test_any_record_is_read_or_called_damaged(facts: list[tuple[Fact, str, Any]], tmp_path_factory: Any) -> None:
+    """Whatever a whole record of the ledger says, reading it gives tasks or names the place of the damage."""
+    journal = TaskJournal(tmp_path_factory.mktemp("s"), "s", disk=Disk(durable=False))
+    begin(journal)
+    for fact, name, value in facts:
+        whole = {"task": "t1", "at": "2026-01-01T00:00:00.000Z", "reason": None, **FIELDS.get(fact, {})}
+        replaced = {key: value if key.startswith(name[:1]) else old for key, old in whole.items()}
+        journal._ledger.append({"fact": fact.value, **replaced})
+    place: int | None = 0
+    try:
+        tasks = list(journal.tasks())
+    except Damaged as damage:
+        tasks, place = [], damage.offset
+    assert place is not None
+    assert all(isinstance(task.status, TaskStatus) and isinstance(task.error, str) for task in tasks)
+
+
+@pytest.mark.parametrize("run_id", ["", ".", "..", "../../x", "a/b", "/etc", "a\n", "a\0", "-r", None, 5])
+def test_no_id_of_a_run_leads_out_of_its_session(run_id: Any, tmp_path: Path) -> None:
+    """Rows come from repositories that others may write."""
+    with pytest.raises(InvalidInput):
+        run_directory(tmp_path, "s", run_id)
+    with pytest.raises(InvalidInput):
+        remove_run(tmp_path, "s", run_id)
 
 
 def test_lost_is_an_end_of_its_own() -> None:
