@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..clock import to_text
-from ..errors import AmbiguousId, OpenJobsError
+from ..errors import OpenJobsError
 from ..ids import check_session_id
 from . import exits, output, shapes, table
 from .options import SECONDS, SESSION_ID, command, limit_option
@@ -459,7 +459,3 @@ def stop(state: State, task_id: str, reason: str | None) -> Task:
     with ProcessSupervisor(state.store) as supervisor:
         supervisor.stop(task_id, reason)
         return supervisor.wait(task_id, STOP_S)
-
-
-def candidates(ids: Sequence[str], prefix: str) -> AmbiguousId:
-    return AmbiguousId(f"more than one job or command begins with {prefix!r}", candidates=list(ids))

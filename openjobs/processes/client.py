@@ -28,7 +28,8 @@ from .task import Fact, Task, after, end_of, lost
 
 #: one name in a directory, never a path
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}\Z")
-_JOURNALS = 64
+#: journals that are remembered; another one is read again when it is needed
+_JOURNALS = 256
 _CANDIDATES = 5
 _LOOK_S = (0.01, 0.25)
 

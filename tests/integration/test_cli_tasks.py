@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -318,6 +319,22 @@ def test_gc_takes_away_what_is_old_and_was_seen(cli: Cli) -> None:
     assert cli.json_inside("show", seen) == before
     assert cli.inside("logs", unseen).out == "unseen\n"
     assert "gc" in cli.inside("logs", seen, code=3).err
+
+
+def test_a_terminal_gets_a_table_that_fits(cli: Cli) -> None:
+    """Cut to its width, with what a command's own text would do to it made visible."""
+    cli.inside("run", "sh", "-c", "exit 3 # \x1b[2J" + "long " * 50, code=3)
+    cli.inside("run", "-d", "a few words", "true")
+    with Terminal(cli.command("ps", "-a"), cli.env, width=70) as terminal:
+        assert terminal.wait() == 0
+    lines = re.sub("\x1b\\[[0-9;]*m", "", terminal.text).splitlines()
+    assert [line.split()[1] for line in lines] == ["STATUS", "completed", "failed"]
+    assert lines[1].endswith("a few words")
+    assert "\\x1b[2J" in lines[2]
+    assert max(map(len, lines)) <= 70
+    with Terminal(cli.command("ps"), cli.env) as terminal:
+        assert "nothing runs" in terminal.until("nothing runs")
+        terminal.wait()
 
 
 def test_fsck_names_a_damaged_journal(cli: Cli) -> None:
