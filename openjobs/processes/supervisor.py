@@ -119,6 +119,8 @@ class ProcessSupervisor:
         )
         self._lock = threading.Lock()
         self._marked: set[str] = set()
+        #: tasks that `start` has in its hands
+        self._starting: set[str] = set()
         self._closing = False
 
     # --- starting ----------------------------------------------------------------------------------
@@ -172,21 +174,27 @@ class ProcessSupervisor:
         key = key_of(session_id, origin_tool_call_id) if origin_tool_call_id is not None else None
         self._mark(session_id)
         self._indexed(Entry(job_id=task_id, session_id=session_id, key=key))
-        task, fresh = journal.begin(
-            task_id,
-            command,
-            worker_id=self.worker_id,
-            boot=self._system.boot(),
-            cwd=request.cwd,
-            description=description[:2000],
-            origin_tool_call_id=origin_tool_call_id,
-            job_id=job_id,
-            timeout_s=timeout_s,
-            output_limit_bytes=output_limit_bytes,
-        )
-        if not fresh:
-            return self._met(task)
-        return self._launch(journal, task, request)
+        with self._lock:
+            self._starting.add(task_id)
+        try:
+            task, fresh = journal.begin(
+                task_id,
+                command,
+                worker_id=self.worker_id,
+                boot=self._system.boot(),
+                cwd=request.cwd,
+                description=description[:2000],
+                origin_tool_call_id=origin_tool_call_id,
+                job_id=job_id,
+                timeout_s=timeout_s,
+                output_limit_bytes=output_limit_bytes,
+            )
+            if fresh:
+                return self._launch(journal, task, request)
+        finally:
+            with self._lock:
+                self._starting.discard(task_id)
+        return self._met(task)
 
     def _launch(self, journal: TaskJournal, task: Task, request: Request) -> Task:
         run_dir = self._run_dir(task)
@@ -398,7 +406,7 @@ class ProcessSupervisor:
             return task
         journal = self.client.journal(task.session_id)
         task = journal.get(task.task_id)
-        if task.terminal or self._is_mine(task) or not self._is_dead(task):
+        if task.terminal or not (self._is_dead(task) or self._is_forgotten(task)):
             return task
         self._mark(task.session_id)
         live = self._take_over(task)
@@ -408,6 +416,14 @@ class ProcessSupervisor:
 
     def _is_dead(self, task: Task) -> bool:
         return task.worker_id != self.worker_id and not self._store.leases.is_held(task.worker_id)
+
+    def _is_forgotten(self, task: Task) -> bool:
+        """Ours, and nobody here looks after it: its start was interrupted, or could not tell whether its intent is
+        written down."""
+        if not self._is_mine(task) or self._attendant.find(task.task_id) is not None:
+            return False
+        with self._lock:
+            return task.task_id not in self._starting
 
     def _is_mine(self, task: Task) -> bool:
         return task.worker_id == self.worker_id
@@ -435,7 +451,7 @@ class ProcessSupervisor:
         for live in lives:
             if live.job_id is not None or live.ended.is_set():
                 live.done.wait(max(0.0, deadline - time.monotonic()))
-        left = {live.session_id for live in self._attendant.close()}
+        left = {live.session_id for live in self._attendant.close()} | self._forgotten()
         if self._own_template:
             self._template.close()
         if self._lease is not None:
@@ -445,6 +461,17 @@ class ProcessSupervisor:
         except OSError as error:
             log.warning("what this worker's end leaves could not be removed; the next one's recovery will: %s", error)
         self.client.close()
+
+    def _forgotten(self) -> set[str]:
+        """Sessions with tasks of ours that are not known to have ended, whoever looked after them."""
+        found = set()
+        for session_id in self._marked:
+            try:
+                if any(self._is_mine(task) for task in self.client.journal(session_id).unfinished()):
+                    found.add(session_id)
+            except (OpenJobsError, OSError):
+                found.add(session_id)
+        return found
 
     def _tidy_up(self, left: set[str]) -> None:
         """A mark stays for a session with tasks that go on: it is where the next worker looks."""

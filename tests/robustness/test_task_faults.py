@@ -19,7 +19,7 @@ import pytest
 
 import openjobs.processes
 from openjobs.durable import Disk
-from openjobs.errors import Damaged, OpenJobsError
+from openjobs.errors import Damaged, OpenJobsError, OutcomeUnknown
 from openjobs.processes import (
     Fact,
     ProcessSupervisor,
@@ -180,6 +180,32 @@ def _asked_again(supervisor: ProcessSupervisor, command: str, effect: int) -> Ta
     task = eventually(ask)
     assert task is not None
     return task
+
+
+@pytest.mark.parametrize("who", ["the same worker", "the next worker"])
+def test_an_intent_whose_start_was_interrupted_is_settled_by_who_meets_it(
+    who: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is there, and its writer could not know: the same tool call gets that task, which never ran."""
+    begin = TaskJournal.begin
+
+    def unsure(self: TaskJournal, *args: Any, **fields: Any) -> Any:
+        begin(self, *args, **fields)
+        raise OutcomeUnknown("it may be there")
+
+    command = f"echo ran >> {tmp_path}/ran"
+    with supervised(home) as supervisor:
+        with monkeypatch.context() as patch:
+            patch.setattr(TaskJournal, "begin", unsure)
+            with pytest.raises(OutcomeUnknown):
+                supervisor.start("s", command, env=ENV, origin_tool_call_id="c")
+        if who == "the same worker":
+            task = supervisor.start("s", command, env=ENV, origin_tool_call_id="c")
+    if who == "the next worker":
+        with supervised(home) as supervisor:
+            (task,) = supervisor.recover()
+    assert (task.status, task.error) == (TaskStatus.LOST, "its keeper died or never came; it did not run")
+    assert not (tmp_path / "ran").exists()
 
 
 # --- the journal lies --------------------------------------------------------------------------------------
