@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..durable import Disk
-from ..errors import OpenJobsError
+from ..errors import LogBusy, OpenJobsError, OutcomeUnknown, StoreWriteFailed
 from ..jobs import Job
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class JobLogs:
-    """Guarantees: a log that cannot be written is named once in our own log, and is never the job's problem.
+    """Guarantees: a log is never the job's problem. One that cannot be written now (disk full) goes on with the next
+    output, with the end, and with the end of other jobs; one that cannot be used at all is left as it is.
 
     What the lock protects: the table of logs that are not complete.
     """
@@ -44,8 +45,11 @@ class JobLogs:
         """The job's end is durable: its log, where it has one, is complete now or as soon as it is drained."""
         with self._lock:
             found = self._logs.get(run_id) if run_id is not None else None
+            late = [one for one in self._logs.values() if one.late and one is not found]
         if found is not None:
             found._finish(outcome)
+        for one in late:
+            one._complete_if_all_is_known()
 
     @property
     def unfinished(self) -> int:
@@ -78,7 +82,10 @@ class JobLog:
         self._tail: RunTail | None = None
         self._drained = False
         self._outcome: str | None = None
+        #: it cannot be used and is left as it is
         self._broken = False
+        #: all is known, and it could not be written down yet
+        self.late = False
 
     def begin(self, keeper: Identity, child: Identity) -> None:
         """The command runs; who looks finds its log."""
@@ -104,12 +111,24 @@ class JobLog:
 
     def _contained(self, keeper: Identity | None) -> None:
         with self._lock:
-            if self._broken:
-                return
-            try:
-                self._step(keeper)
-            except (OpenJobsError, OSError) as error:
-                self._give_up(error)
+            self._try(keeper)
+
+    def _try(self, keeper: Identity | None) -> bool:
+        """With the lock held: take what is there. Whether that went well."""
+        if self._broken:
+            return False
+        try:
+            self._step(keeper)
+        except (StoreWriteFailed, OutcomeUnknown, LogBusy, OSError) as error:
+            log.warning("job %s: its log could not be written and is tried again: %s", self._job_id, error)
+            self._put_down()
+            return False
+        except OpenJobsError as error:
+            log.error("job %s: its log cannot be written; it is left as it is: %s", self._job_id, error)
+            self._broken = True
+            self._put_down()
+            return False
+        return True
 
     def _step(self, keeper: Identity | None) -> None:
         if self._tail is None:
@@ -127,22 +146,32 @@ class JobLog:
         with self._lock:
             if not self._drained or self._outcome is None:
                 return
-            if self._tail is not None and not self._broken:
-                try:
-                    if self._tail.finished is not None or self._tail.completion is not None:
-                        self._tail.complete(self._outcome)
-                except (OpenJobsError, OSError) as error:
-                    self._give_up(error)
-                self._tail.rest()
+            self.late = not self._completed(self._outcome)
+            if self.late:
+                return
         self._logs._done(self.run_id)
+
+    def _completed(self, outcome: str) -> bool:
+        """With the lock held. Whether nothing is left to do, now or ever."""
+        if self._tail is not None and self._try(None) and self._tail.drained:
+            try:
+                self._tail.complete(outcome)
+            except (StoreWriteFailed, OutcomeUnknown, LogBusy, OSError) as error:
+                log.warning("job %s: its log could not be completed and is tried again: %s", self._job_id, error)
+            except OpenJobsError as error:
+                log.error("job %s: its log cannot be completed; it is left as it is: %s", self._job_id, error)
+                self._broken = True
+        self._put_down()
+        return self._tail is None or self._broken or self._tail.completion is not None
 
     def _rest(self) -> None:
         with self._lock:
-            if self._tail is not None:
-                self._tail.rest()
+            self._put_down()
 
-    def _give_up(self, error: Exception) -> None:
-        self._broken = True
-        log.error("job %s: its log cannot be written; it is left as it is: %s", self._job_id, error)
+    def _put_down(self) -> None:
+        """With the lock held."""
         if self._tail is not None:
-            self._tail.rest()
+            try:
+                self._tail.rest()
+            except (OpenJobsError, OSError) as error:
+                log.warning("job %s: its log could not be put down: %s", self._job_id, error)

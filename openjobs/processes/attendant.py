@@ -197,7 +197,10 @@ class Attendant:
             os.close(self._wake_writer)
         lives, self._lives = list(self._lives.values()), {}
         for live in lives:
-            live.tail.rest()
+            try:
+                live.tail.rest()
+            except (OpenJobsError, OSError) as error:
+                log.warning("task %s: its log could not be put down, the next owner goes on: %s", live.task_id, error)
             if live.run is not None:
                 live.run.close()
         return [live for live in lives if not live.done.is_set()]

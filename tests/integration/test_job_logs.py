@@ -22,6 +22,7 @@ from openjobs.runner.ending import EndStep
 from openjobs.store import GitJobStore
 from tests.support import eventually
 from tests.support.cli import ROOT
+from tests.support.disks import FaultyDisk
 
 BOUND_S = 20.0
 ENV = {"PATH": os.environ.get("PATH", os.defpath)}
@@ -149,6 +150,30 @@ def test_a_forced_cancel_leaves_a_log_that_is_completed_when_the_tree_is_drained
         assert log_of(store, job).read().data == b"early\nlate\n"
         eventually(lambda: not runner.stats().stuck)
         runner.shutdown()
+
+
+def test_a_disk_that_fails_once_costs_no_log(tmp_path: Path) -> None:
+    """Each effect of a run's log fails once: the job ends as it ends, and its log is whole at the latest with the
+    end of another job."""
+    effect, failed = 0, True
+    while failed:
+        effect += 1
+        disk = FaultyDisk()
+        with GitJobStore(tmp_path / str(effect), durability="relaxed") as store:
+            store.create_session("s")
+            with (
+                Profiles(store.home, disk=disk) as profiles,
+                JobRunner(store, workers=1, profiles=profiles) as runner,
+            ):
+                disk.arm(effect)
+                first = runner.await_job(runner.submit(shell("echo one; echo two >&2; exit 3")).job_id, BOUND_S)
+                failed = bool(disk.failed)
+                runner.await_job(runner.submit(shell("true")).job_id, BOUND_S)
+                assert profiles.run_logs.unfinished == 0
+                if first.error is not None and "exit code 3" in first.error:
+                    assert completion(store, first) == "errored"
+                    assert sorted(_all(store, first).splitlines()) == [b"one", b"two"]
+    assert effect > 5
 
 
 DYING = """
