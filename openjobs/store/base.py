@@ -47,7 +47,7 @@ from .session import Session
 #: a submit that another program keeps out for this long ends with `SessionBusy`
 GIVE_UP_S = 10.0
 _OPEN_REPOSITORIES = 8
-_KNOWN_JOBS = 10_000
+_KNOWN_JOBS = 4096
 _CANDIDATES = 5
 
 
@@ -304,6 +304,8 @@ class JobStore(ABC):
             assert step.job is not None
             if step.row is not None:
                 self._opened(session_id).durable.note(step.row)
+            if step.job.terminal:
+                self._running_commits.pop(step.job.job_id, None)
             return step.job
 
         return result

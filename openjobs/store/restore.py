@@ -19,7 +19,7 @@ from ..session import Documents
 _log = logging.getLogger(__name__)
 
 #: rows of one session that are remembered
-_ROWS = 512
+_ROWS = 128
 #: how far back commits are looked at to tell whether a foreign one is among them
 _COMMITS = 256
 
