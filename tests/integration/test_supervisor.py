@@ -326,6 +326,48 @@ def test_closing_ends_the_trees_of_jobs(supervise: Supervise, store: GitJobStore
     assert not (store.session_dir("s").parents[1] / MARKS / first.worker_id).exists()
 
 
+def test_two_that_recover_at_once_share_what_is_left(supervise: Supervise) -> None:
+    """Each running task is adopted by exactly one of them, each end is recorded once, and nobody is disturbed."""
+    first = supervise()
+    running = [first.start("s", "exec sleep 60", env=ENV) for _ in range(4)]
+    ending = [first.start("s", "sleep 0.3; exit 4", env=ENV) for _ in range(4)]
+    lost = first.start("s", "exec sleep 60", env=ENV)
+    first.close()
+    with TaskClient(first.client.home) as client:
+        eventually(lambda: all(client.get(task.task_id).terminal for task in ending))
+    assert lost.keeper is not None
+    this_system().send(lost.keeper, signal.SIGKILL)
+    others = [supervise(), supervise()]
+    together = threading.Barrier(2)
+
+    def recover(supervisor: ProcessSupervisor) -> None:
+        together.wait()
+        supervisor.recover()
+
+    threads = [threading.Thread(target=recover, args=(supervisor,)) for supervisor in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    eventually(lambda: sum(supervisor.running for supervisor in others) == len(running))
+    owners = {supervisor.worker_id for supervisor in others}
+    found = {task.task_id: task for task in others[0].list("s")}
+    for task in running:
+        assert found[task.task_id].status is TaskStatus.RUNNING
+        assert found[task.task_id].worker_id in owners
+        assert task.child is not None
+        assert this_system().is_alive(task.child)
+    assert [(found[task.task_id].status, found[task.task_id].exit_code) for task in ending] == [
+        (TaskStatus.FAILED, 4)
+    ] * 4
+    assert found[lost.task_id].status is TaskStatus.LOST
+    facts = [json.loads(line)["data"] for line in first.client.journal("s").path.read_bytes().splitlines()]
+    adopted = [fact["task"] for fact in facts if fact["fact"] == "adopted"]
+    assert sorted(adopted) == sorted(task.task_id for task in running)
+    ended = [fact["task"] for fact in facts if fact["fact"] == "ended"]
+    assert sorted(ended) == sorted([*(task.task_id for task in ending), lost.task_id])
+
+
 def test_an_outcome_that_only_the_keeper_knows_is_taken_from_its_record(supervise: Supervise) -> None:
     """The command ends while nobody looks: a reader sees how at once, the next worker records it."""
     first = supervise()
