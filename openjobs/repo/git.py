@@ -240,7 +240,13 @@ class GitRepository:
         The locks are given back between two steps of a second or so, and what was done by then stands.
         Raises `RepositoryBusy` where they are taken at the beginning, or for long later on.
         """
-        repacker = Repacker(self._packs, self._objects)
+        with contextlib.closing(Repacker(self._packs, self._objects)) as repacker:
+            self._maintain(repacker)
+        if repacker.damaged:
+            path = repacker.damaged[0]
+            raise Damaged(f"{path} is damaged; everything else was made small", path=path)
+
+    def _maintain(self, repacker: Repacker) -> None:
         give_up_at, is_going_on = -math.inf, True
         while is_going_on:
             started = time.monotonic()
@@ -252,12 +258,10 @@ class GitRepository:
                     raise
                 time.sleep(_GAP_S)
                 continue
-            give_up_at = time.monotonic() + _MAINTAIN_WAIT_S
-            if is_going_on and give_up_at - started > _MAINTAIN_WAIT_S + _GAP_S:
+            now = time.monotonic()
+            give_up_at = now + _MAINTAIN_WAIT_S
+            if is_going_on and now - started > _GAP_S:
                 time.sleep(_GAP_S)
-        if repacker.damaged:
-            path = repacker.damaged[0]
-            raise Damaged(f"{path} is damaged; everything else was made small", path=path)
 
     def _maintain_step(self, repacker: Repacker) -> bool:
         """False when nothing is left to do."""

@@ -205,6 +205,9 @@ class PackDirectory:
             for large in ours:
                 if large is small or large.name in removed or not _is_larger(large, small):
                     continue
+                if small.is_repacked() and not large.is_repacked():
+                    # A part of it that is encoded anew already; maintenance goes on from there.
+                    continue
                 if holds_all(large, small) and is_whole(large):
                     self.remove(small.name)
                     removed.add(small.name)
@@ -224,8 +227,9 @@ class PackDirectory:
 
 
 def _is_larger(one: PackFile, other: PackFile) -> bool:
+    """Of two with the same objects, one that was encoded anew is the one to keep."""
     try:
-        return (len(one), one.name) > (len(other), other.name)
+        return (len(one), one.is_repacked(), one.name) > (len(other), other.is_repacked(), other.name)
     except (OSError, Damaged):
         return False
 

@@ -26,7 +26,7 @@ import re
 import struct
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -80,6 +80,10 @@ _TOKENS = re.compile(rb"[^ \n]*[ \n]*")
 _COPIED_BYTES = 6
 
 
+#: a commit's tree and first parent (nothing where it has none)
+Links = tuple[bytes, bytes]
+
+
 class Repacker:
     """One run over a repository, in steps. What is damaged is left as it is, and named in `damaged`."""
 
@@ -87,39 +91,62 @@ class Repacker:
         self._packs = packs
         self._objects = objects
         self._seen: set[str] = set()
+        self._opened: _Chunk | None = None
         self.damaged: list[str] = []
 
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
     def step(self, busy: set[str]) -> bool:
-        """Encode one chunk; False when nothing is left to do. Raises OSError and `Damaged`.
+        """Encode one chunk; False when nothing is left to do. Raises OSError.
 
         `busy` are the packs that the next batch goes on with.
         """
         group, done = self._choose(busy)
         if not group:
             return False
-        with contextlib.ExitStack() as stack:
-            sources = _Sources([stack.enter_context(_source(pack)) for pack in group], self._objects)
-            had = _ids_in(done, sources)
-            encoder = _Encoder(sources, had)
-            rest = encoder.encode(_CHUNK_COMMITS)
-            name = None
-            if encoder.entries:
-                encoder.entries.sort()
-                name = self._packs.publish_stream(
-                    encoder.blocks,
-                    encoder.entries,
-                    repacked=True,
-                    check=lambda pack, index: verify(pack, index, encoder.entries),
-                )
-                # Small, it may be taken again another time, but not in this run.
-                self._seen.add(name)
-        if not rest:
+        try:
+            is_last, name = self._encode(group, done)
+        except Damaged as error:
+            # The checksums are right and the content is not: readers may still find much in it.
+            bad = [pack for pack in group if pack.base + ".pack" == error.path] or group
+            self.damaged += [pack.base + ".pack" for pack in bad]
+            self._seen.update(pack.name for pack in bad)
+            self.close()
+            return True
+        if is_last:
             for pack in group:
                 if pack.name != name:
                     self._packs.remove(pack.name)
             self._seen.update(pack.name for pack in group)
+            self.close()
+        if name is not None:
+            # Small, it may be taken again another time, but not in this run.
+            self._seen.add(name)
         self._objects.forget_packs()
         return True
+
+    def _encode(self, group: Sequence[PackFile], done: Sequence[PackFile]) -> tuple[bool, str | None]:
+        """One new pack from a group, or none; whether the group is whole in new ones now."""
+        chunk = self._open(group)
+        encoder = _Encoder(chunk.sources, _ids_in(done, chunk.sources))
+        is_last = not encoder.encode(chunk.commits, _CHUNK_COMMITS)
+        entries = sorted(encoder.entries)
+        if not entries:
+            return is_last, None
+        return is_last, self._packs.publish_stream(
+            encoder.blocks, entries, repacked=True, check=lambda pack, index: verify(pack, index, entries)
+        )
+
+    def _open(self, group: Sequence[PackFile]) -> _Chunk:
+        """A large source stays open from part to part: whatever becomes of its name, its bytes are the same."""
+        names = [pack.name for pack in group]
+        if self._opened is None or self._opened.names != names:
+            self.close()
+            self._opened = _Chunk(group, self._objects)
+        return self._opened
 
     def _choose(self, busy: set[str]) -> tuple[list[PackFile], list[PackFile]]:
         """What is encoded next, oldest first, and the packs that were encoded before."""
@@ -296,6 +323,20 @@ class _Sources:
         return found if found is not None else self._objects.read(sha)
 
 
+class _Chunk:
+    """Some packs, open, and the commits in them."""
+
+    def __init__(self, group: Sequence[PackFile], objects: ObjectStore) -> None:
+        self.names = [pack.name for pack in group]
+        with contextlib.ExitStack() as stack:
+            self.sources = _Sources([stack.enter_context(_source(pack)) for pack in group], objects)
+            #: tree and first parent of each
+            self.commits = {
+                sha: _links(self.sources.read(sha)[1]) for sha in self.sources if self.sources.kind(sha) == COMMIT
+            }
+            self.close = stack.pop_all().close
+
+
 def _ids_in(done: Iterable[PackFile], sources: _Sources) -> set[bytes]:
     """Which objects of the sources are in packs that were encoded before: of an earlier part, or by another process."""
     ids = list(sources)
@@ -349,16 +390,13 @@ class _Encoder:
         for first in range(0, len(self._parts), _PARTS):
             yield b"".join(self._parts[first : first + _PARTS])
 
-    def encode(self, limit: int) -> bool:
+    def encode(self, commits: Mapping[bytes, Links], limit: int) -> bool:
         """Take the oldest `limit` commits with what is theirs, or everything; whether something is left."""
-        commits: dict[bytes, tuple[bytes, bytes]] = {}
-        for sha in self._sources:
-            if sha not in self._had and self._sources.kind(sha) == COMMIT:
-                commits[sha] = _links(self._sources.read(sha)[1])
-        for number, sha in enumerate(_oldest_first(commits)):
+        wanted = {sha: links for sha, links in commits.items() if sha not in self._had}
+        for number, sha in enumerate(_oldest_first(wanted)):
             if number == limit:
                 return True
-            tree, parent = commits[sha]
+            tree, parent = wanted[sha]
             self._commit(sha)
             self._directory(b"", tree, self._tree_before(parent, commits))
         for sha in self._sources:
@@ -369,7 +407,7 @@ class _Encoder:
     def _is_wanted(self, sha: bytes) -> bool:
         return sha in self._sources and sha not in self._where and sha not in self._had
 
-    def _tree_before(self, parent: bytes, commits: dict[bytes, tuple[bytes, bytes]]) -> bytes:
+    def _tree_before(self, parent: bytes, commits: Mapping[bytes, Links]) -> bytes:
         """The tree of a parent, or nothing where there is none to be read: then all of a tree is looked at."""
         if not parent or parent in commits:
             return commits[parent][0] if parent else b""
@@ -396,7 +434,7 @@ class _Encoder:
         if sha == before or sha not in self._sources or path.count(b"/") > _DEEPEST:
             return
         last = self._directories.get(path)
-        old = last.tree if last is not None and last.sha == before else self._parse(before)
+        old = last.tree if last is not None and last.sha == before else self._parse_before(before)
         tree = self._parse(sha)
         if self._is_wanted(sha):
             self._put_tree(sha, tree, last, path)
@@ -413,6 +451,13 @@ class _Encoder:
 
     def _parse(self, sha: bytes) -> Tree:
         return Tree.parse(self._sources.read(sha)[1]) if sha else EMPTY
+
+    def _parse_before(self, sha: bytes) -> Tree:
+        """What was there before only says what is new, so damage elsewhere is no reason to stop here."""
+        try:
+            return self._parse(sha)
+        except Damaged:
+            return EMPTY
 
     def _put_tree(self, sha: bytes, tree: Tree, last: _Directory | None, path: bytes) -> None:
         raw = tree.raw
@@ -483,7 +528,7 @@ def _squeezed(data: bytes) -> bytes:
     return small if len(small) <= len(data) + 11 else deflate(data, 0)
 
 
-def _links(commit: bytes) -> tuple[bytes, bytes]:
+def _links(commit: bytes) -> Links:
     """Tree and first parent. Raises `Damaged`."""
     try:
         lines = commit.split(b"\n", 2)
@@ -495,7 +540,7 @@ def _links(commit: bytes) -> tuple[bytes, bytes]:
     return tree, parent
 
 
-def _oldest_first(commits: dict[bytes, tuple[bytes, bytes]]) -> Iterator[bytes]:
+def _oldest_first(commits: Mapping[bytes, Links]) -> Iterator[bytes]:
     """Each after its first parent, where that is among them."""
     seen: set[bytes] = set()
     for newest in commits:
