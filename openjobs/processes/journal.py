@@ -19,11 +19,14 @@ from ..clock import Clock, SystemClock, to_text
 from ..durable import Disk
 from ..errors import Damaged, IdempotencyConflict, InvalidTransition, OutcomeUnknown, UnknownTask
 from ..ledger import START, Compacted, Cursor, Exclusive, Ledger, Record
-from .task import Fact, Task, after, digest_of, may_follow, shown_command, text_of
+from .task import Fact, Task, after, digest_of, known_at_the_end, may_follow, shown_command, text_of
 
 NAME = "tasks.jsonl"
-#: how many ended tasks are remembered whole; others are read again from the file
+#: how many tasks are remembered whole; others are read again from the file
 CACHE = 1000
+_KINDS = frozenset(kind.value for kind in Fact)
+#: what reading a fact raises that no writer of ours made
+_NONSENSE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
 Tasks = list[Task]
 
@@ -37,9 +40,16 @@ class _Known:
     digest: str
     #: just before its intent, and just before its end
     intent_at: Cursor
+    #: the facts of one that has not ended; of two `output` in a row the later one
+    facts: list[Mapping[str, Any]]
     ended_at: Cursor | None = None
+    started: bool = False
     delivered: bool = False
     consumed: bool = False
+
+    @property
+    def terminal(self) -> bool:
+        return self.ended_at is not None
 
 
 class TaskJournal:
@@ -127,6 +137,10 @@ class TaskJournal:
                 raise InvalidTransition(
                     f"task {task_id} is {task.status.value}; {kind.value} does not follow", status=task.status.value
                 )
+            if kind is Fact.ENDED:
+                before = known_at_the_end(task)
+                unsaid = {name: value for name, value in before.items() if fact.get(name) is None}
+                fact = {**fact, **unsaid}
             return self._append(held, fact)
 
     def adopt(self, task_id: str, from_worker: str, **fields: Any) -> Task:
@@ -201,13 +215,13 @@ class TaskJournal:
         """Oldest first."""
         self.refresh()
         with self._lock:
-            return list(self._live.values())
+            return [self._known_task(task_id) for task_id in self._live]
 
     def unconsumed(self) -> Tasks:
         """Tasks whose end nobody has seen yet, oldest first; `delivered` tells which are on their way."""
         self.refresh()
         with self._lock:
-            ids = [known.task_id for known in self._known.values() if known.ended_at and not known.consumed]
+            ids = [known.task_id for known in self._known.values() if known.terminal and not known.consumed]
         return [self._known_task(task_id) for task_id in ids]
 
     def state(self) -> tuple[int, int, int] | None:
@@ -247,46 +261,42 @@ class TaskJournal:
             self._apply(record, before)
 
     def _apply(self, record: Record, before: Cursor) -> None:
+        """Note where a fact stands. Tasks are made of facts only when somebody asks for them."""
         fact = record.data
-        if fact.get("fact") not in list(Fact):
+        if fact.get("fact") not in _KINDS:
             return  # of a newer version
         try:
-            task_id = text_of(fact, "task")
-            if fact["fact"] in (Fact.DELIVERED, Fact.CONSUMED) and self._flagged(task_id, Fact(fact["fact"])):
-                return
-            task = self._remembered(task_id)
-            if not may_follow(task, Fact(fact["fact"])):
-                return
-            task = after(task, fact)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Damaged(
-                f"{self.path}: record {record.seq} is no fact of a task: {error!r}",
-                path=str(self.path),
-                offset=before.offset_bytes,
-            ) from None
-        if fact["fact"] == Fact.INTENT:
-            self._known[task_id] = _Known(task_id, task.origin_tool_call_id, task.digest, before)
-            if task.origin_tool_call_id is not None:
-                self._origins.setdefault(task.origin_tool_call_id, task_id)
-        known = self._known[task_id]
-        known.delivered, known.consumed = task.delivered, task.consumed
-        if not task.terminal:
-            self._live[task_id] = task
-            return
-        if fact["fact"] == Fact.ENDED:
-            known.ended_at = before
-            self._live.pop(task_id, None)
-        self._keep(task)
+            self._note(Fact(fact["fact"]), text_of(fact, "task"), fact, before)
+        except _NONSENSE as error:
+            raise self._damaged(before, error) from None
 
-    def _flagged(self, task_id: str, kind: Fact) -> bool:
-        """Note what became of a notice whose task is not remembered whole; opening an old journal reads no record
-        twice for it."""
+    def _note(self, kind: Fact, task_id: str, fact: Mapping[str, Any], before: Cursor) -> None:
         known = self._known.get(task_id)
-        if known is None or known.ended_at is None or task_id in self._ended:
-            return False
-        known.delivered |= kind is Fact.DELIVERED
-        known.consumed |= kind is Fact.CONSUMED
-        return True
+        if not may_follow(known, kind):
+            return
+        made = self._tasks.get(task_id)
+        if made is not None:
+            self._keep(after(made, fact))
+        if known is None:
+            origin = None if fact["origin"] is None else text_of(fact, "origin")
+            known = _Known(task_id, origin, text_of(fact, "digest"), before, [])
+            self._known[task_id] = known
+            self._live[task_id] = None
+            if origin is not None:
+                self._origins.setdefault(origin, task_id)
+        match kind:
+            case Fact.ENDED:
+                known.ended_at, known.facts = before, []
+                self._live.pop(task_id, None)
+            case Fact.DELIVERED:
+                known.delivered = True
+            case Fact.CONSUMED:
+                known.consumed = True
+            case _:
+                known.started |= kind is Fact.RUNNING
+                if kind is Fact.OUTPUT and known.facts[-1]["fact"] == Fact.OUTPUT:
+                    known.facts.pop()
+                known.facts.append(fact)
 
     def _first(self, task_id: str, origin: str | None) -> Task | None:
         """With the lock held: the task that was begun before with that id, or that origin."""
@@ -305,33 +315,47 @@ class TaskJournal:
             return task
 
     def _remembered(self, task_id: str) -> Task | None:
-        task = self._live.get(task_id) or self._ended.get(task_id)
+        task = self._tasks.get(task_id)
         if task is None and (known := self._known.get(task_id)) is not None:
-            task = self._read_again(known)
+            task = self._made(known)
             self._keep(task)
         return task
 
     def _keep(self, task: Task) -> None:
-        self._ended[task.task_id] = task
-        self._ended.move_to_end(task.task_id)
-        while len(self._ended) > self._cache:
-            self._ended.popitem(last=False)
+        self._tasks[task.task_id] = task
+        self._tasks.move_to_end(task.task_id)
+        while len(self._tasks) > self._cache:
+            self._tasks.popitem(last=False)
 
-    def _read_again(self, known: _Known) -> Task:
-        """An ended task that was forgotten: its intent and its end say all that matters."""
-        assert known.ended_at is not None
+    def _made(self, known: _Known) -> Task:
+        """The task, of the facts of one that runs; of one that has ended its intent and its end say all."""
+        facts: list[Mapping[str, Any]] = known.facts
+        if known.ended_at is not None:
+            facts = [next(self._ledger.read(cursor)).data for cursor in (known.intent_at, known.ended_at)]
         task = None
-        for cursor in (known.intent_at, known.ended_at):
-            task = after(task, next(self._ledger.read(cursor)).data)
+        try:
+            for fact in facts:
+                task = after(task, fact)
+        except _NONSENSE as error:
+            raise self._damaged(known.intent_at, error) from None
         assert task is not None
         return attrs.evolve(task, delivered=known.delivered, consumed=known.consumed)
+
+    def _damaged(self, before: Cursor, error: Exception) -> Damaged:
+        return Damaged(
+            f"{self.path}: what stands from byte {before.offset_bytes} on are no facts of a task: {error!r}",
+            path=str(self.path),
+            offset=before.offset_bytes,
+        )
 
     def _forget(self) -> None:
         self._seen = START
         self._known: dict[str, _Known] = {}
         self._origins: dict[str, str] = {}
-        self._live: dict[str, Task] = {}
-        self._ended: OrderedDict[str, Task] = OrderedDict()
+        #: ids of tasks that have not ended, oldest first
+        self._live: dict[str, None] = {}
+        #: tasks that somebody asked for
+        self._tasks: OrderedDict[str, Task] = OrderedDict()
 
     def _now(self) -> str:
         return to_text(self._clock.now())

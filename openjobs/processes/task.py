@@ -15,11 +15,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
-from ..clock import from_text
+from ..clock import from_text, to_text
 from ..errors import InvalidInput, InvalidTransition
 from . import layout
 from .identity import Identity, from_json
@@ -115,6 +115,10 @@ class Task:
         return self.status.terminal
 
     @property
+    def started(self) -> bool:
+        return self.started_at is not None
+
+    @property
     def pid(self) -> int | None:
         return self.child.pid if self.child is not None else None
 
@@ -181,7 +185,20 @@ def after(task: Task | None, fact: Mapping[str, Any]) -> Task:
             return attrs.evolve(task, consumed=True)
 
 
-def may_follow(task: Task | None, kind: Fact) -> bool:
+class Stage(Protocol):
+    """How far a task has come: all that decides which facts may follow."""
+
+    @property
+    def started(self) -> bool: ...
+    @property
+    def terminal(self) -> bool: ...
+    @property
+    def delivered(self) -> bool: ...
+    @property
+    def consumed(self) -> bool: ...
+
+
+def may_follow(task: Stage | None, kind: Fact) -> bool:
     """The table of what may happen to a task: once an intent, any time before the end what belongs there, once an
     end, then a delivery and a consumption, each once; who reads the output before the delivery consumes at once."""
     match kind:
@@ -190,7 +207,7 @@ def may_follow(task: Task | None, kind: Fact) -> bool:
         case _ if task is None:
             return False
         case Fact.RUNNING:
-            return not task.terminal and task.started_at is None
+            return not task.terminal and not task.started
         case Fact.OUTPUT | Fact.ADOPTED | Fact.STOP_REQUESTED | Fact.ENDED:
             return not task.terminal
         case Fact.DELIVERED:
@@ -215,6 +232,19 @@ def end_of(record: ExitRecord) -> dict[str, Any]:
         "started_at": record.started_at,
         "keeper": record.keeper.to_json(),
         "child": record.child.to_json() if record.child is not None else None,
+    }
+
+
+def known_at_the_end(task: Task) -> dict[str, Any]:
+    """What the `ended` fact repeats of those before it, so that intent and end say all when the rest is gone."""
+    return {
+        "worker": task.worker_id,
+        "started_at": to_text(task.started_at) if task.started_at is not None else None,
+        "keeper": task.keeper.to_json() if task.keeper is not None else None,
+        "child": task.child.to_json() if task.child is not None else None,
+        "stop_requested_at": to_text(task.stop_requested_at) if task.stop_requested_at is not None else None,
+        "stop_reason": task.stop_reason,
+        "stop_grace_s": task.stop_grace_s,
     }
 
 
@@ -284,9 +314,13 @@ def _begun(fact: Mapping[str, Any]) -> Task:
 
 
 def _ended(task: Task, fact: Mapping[str, Any], at: datetime) -> Task:
-    started = fact.get("started_at")
+    started, stop_asked = fact.get("started_at"), fact.get("stop_requested_at")
     return attrs.evolve(
         task,
+        worker_id=text_of(fact, "worker") if "worker" in fact else task.worker_id,
+        stop_requested_at=from_text(stop_asked) if stop_asked else task.stop_requested_at,
+        stop_reason=fact.get("stop_reason", task.stop_reason),
+        stop_grace_s=float(fact.get("stop_grace_s", task.stop_grace_s)),
         status=TaskStatus(fact["status"]),
         ended_at=at,
         exit_code=None if fact["exit_code"] is None else number_of(fact, "exit_code"),

@@ -129,14 +129,28 @@ def test_what_is_forgotten_is_read_again(tmp_path: Path) -> None:
         walk(journal, (Fact.INTENT, Fact.RUNNING, Fact.ENDED), f"t{number}", origin_tool_call_id=f"c{number}")
         if number % 2:
             journal.record(f"t{number}", Fact.CONSUMED, event_id="e1")
-    assert len(journal._ended) == 3
+    assert len(journal._tasks) == 3
     for opened in (journal, TaskJournal(tmp_path, "s", cache=3)):
         tasks = list(opened.tasks())
         assert [task.task_id for task in tasks] == [f"t{number}" for number in reversed(range(20))]
         assert [task.consumed for task in tasks] == [number % 2 == 1 for number in reversed(range(20))]
         assert all(task.status is TaskStatus.COMPLETED for task in tasks)
         assert not begin(opened, "new", origin_tool_call_id="c4")[1]
-        assert len(opened._ended) == 3
+        assert len(opened._tasks) == 3
+
+
+def test_what_is_read_again_is_what_it_was(tmp_path: Path) -> None:
+    """Intent and end alone say all that was known: who adopted it, its process, who asked for its stop and why."""
+    journal = TaskJournal(tmp_path, "s", disk=Disk(durable=False), cache=1)
+    steps = (Fact.INTENT, Fact.RUNNING, Fact.STOP_REQUESTED, Fact.ADOPTED, Fact.ENDED, Fact.DELIVERED)
+    walk(journal, steps, "t1", origin_tool_call_id="call")
+    before = journal.get("t1")
+    assert (before.worker_id, before.stop_reason, before.pid, before.delivered) == ("w2", "why", 4002, True)
+    walk(journal, (Fact.INTENT,), "t2")
+    assert journal.get("t1") == before
+    journal.compact()
+    assert journal.get("t1") == before
+    assert TaskJournal(tmp_path, "s").get("t1") == before
 
 
 def test_compaction_keeps_identities_and_outcomes(journal: TaskJournal, tmp_path: Path) -> None:
