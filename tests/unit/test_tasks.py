@@ -168,6 +168,41 @@ def test_compaction_keeps_identities_and_outcomes(journal: TaskJournal, tmp_path
         assert not begin(opened, "t9", origin_tool_call_id="call")[1]
 
 
+def test_a_journal_of_version_1_opens_for_ever(tmp_path: Path) -> None:
+    """Every kind of fact and end is understood, identities are recognised, and the next fact fits (fixtures/tasks)."""
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes((Path(__file__).parents[2] / "fixtures" / "tasks" / "v1" / "tasks.jsonl").read_bytes())
+    path.chmod(0o600)
+    journal = TaskJournal(tmp_path, "default", disk=Disk(durable=False))
+    made, timed, never, asked, runs = reversed(list(journal.tasks()))
+    assert (made.status, made.command, made.description, made.exit_code) == (
+        TaskStatus.COMPLETED,
+        "make test",
+        "the tests",
+        0,
+    )
+    assert (made.delivered, made.consumed, made.stdout_bytes, made.event_id) == (True, True, 12, "event-exit")
+    assert (timed.status, timed.command, timed.signal, timed.timeout_s) == (
+        TaskStatus.TIMED_OUT,
+        ("sleep", "60"),
+        15,
+        5.0,
+    )
+    assert (never.status, never.pid, never.job_id) == (TaskStatus.LOST, None, "00000009-0000-4000-8000-000000000000")
+    assert (asked.status, asked.worker_id, asked.stop_reason, asked.stop_grace_s) == (
+        "cancelled",
+        "worker-2",
+        "enough",
+        2.5,
+    )
+    assert (runs.status, runs.pid, runs.stdout_bytes) == (TaskStatus.RUNNING, 4002, 100)
+    assert [task.task_id for task in journal.unconsumed()] == [timed.task_id, never.task_id, asked.task_id]
+    assert journal.begin("new", "make test", worker_id="w", boot="b", origin_tool_call_id="call-1") == (made, False)
+    with pytest.raises(IdempotencyConflict):
+        journal.begin("new", ["make", "test"], worker_id="w", boot="b", origin_tool_call_id="call-1")
+    assert journal.record(runs.task_id, Fact.ENDED, **FIELDS[Fact.ENDED]).terminal
+
+
 def test_two_journals_see_each_other(journal: TaskJournal, tmp_path: Path) -> None:
     """Whoever appends, the other one catches up before it decides; an end is recorded once."""
     other = TaskJournal(tmp_path, "s", disk=Disk(durable=False))
