@@ -51,6 +51,10 @@ JOB_VARIABLE = "OPENJOBS_JOB_ID"
 _PING_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.02
+#: how long a host may hold its lock without a socket; one that ends needs less (`launcher.DEADLINE_S`)
+_NO_SOCKET_S = 10.0
+#: the first and the longest pause before we try again to start a host, while another one has the lock
+_TAKEN_S = (0.05, 1.0)
 _LOG_LIMIT_BYTES = 1 << 20
 #: how often a submit is tried when hosts keep leaving under it
 _ATTEMPTS = 5
@@ -196,10 +200,16 @@ def connect(home: Path) -> HostClient | None:
 
     Raises `HostUnavailable` for one that does not answer, speaks another protocol or is another user's.
     """
-    sock = address.dial(home)
+    try:
+        sock = address.dial(home)
+    except HostUnavailable as error:
+        if hasattr(error, "silent"):
+            raise _silent(home, _lock_holder(home)) from error
+        raise
     if sock is None:
         return None
     client = HostClient(sock)
+    pid = address.peer_pid(sock) or _lock_holder(home)
     try:
         client.about = client._call("ping", {}, _PING_TIMEOUT_S)
         if client.about.get("protocol") != PROTOCOL:
@@ -210,7 +220,9 @@ def connect(home: Path) -> HostClient | None:
             )
     except HostUnavailable as error:
         client.close()
-        if hasattr(error, "sent") and not isinstance(error.__cause__, TimeoutError):
+        if isinstance(error.__cause__, TimeoutError):
+            raise _silent(home, pid) from error
+        if hasattr(error, "sent"):
             return None  # it was leaving: nobody read our request
         raise
     except BaseException:
@@ -234,14 +246,16 @@ def ensure_host(
     """
     deadline = time.monotonic() + timeout_s
     lock = FileLock(home / START_LOCK, Disk(durable=False))
+    taken = _Taken(home)
     while True:
         client = _try_connect(home)
-        if client is None and lock.try_acquire():
+        if client is None and taken.try_again and lock.try_acquire():
             try:
                 client = _try_connect(home)
                 if client is None:
-                    _start(home, os.environ if environ is None else environ, idle_s, workers, deadline)
+                    answer = _start(home, os.environ if environ is None else environ, idle_s, workers, deadline)
                     client = _try_connect(home)
+                    taken.seen(bool(answer.get("taken")) and client is None)
             finally:
                 lock.release()
         if client is not None:
@@ -316,6 +330,72 @@ def parent_job(home: Path, environ: Mapping[str, str]) -> str | None:
 # --- starting one -------------------------------------------------------------------------------------------
 
 
+class _Taken:
+    """What we know of a host that holds the home's lock and cannot be reached."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._pid: int | None = None
+        self._since: float | None = None
+        self._next = 0.0
+        self._pause_s = _TAKEN_S[0]
+
+    @property
+    def try_again(self) -> bool:
+        """Whether it is time to ask again who has the lock, by starting a host."""
+        return time.monotonic() >= self._next
+
+    def seen(self, taken: bool) -> None:
+        """Raises `HostUnavailable` when the same process has had the lock, and no socket, for too long."""
+        now, pid = time.monotonic(), _lock_holder(self._home)
+        if not taken:
+            self._since, self._pause_s = None, _TAKEN_S[0]
+            return
+        if self._since is None or pid != self._pid:
+            self._since, self._pid = now, pid
+        self._next = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _TAKEN_S[1])
+        blocked = address.obstacle(self._home)
+        if blocked is not None:
+            raise HostUnavailable(blocked, pid=pid)
+        if now - self._since >= _NO_SOCKET_S:
+            raise HostUnavailable(
+                f"{_process(pid)} holds {self._home / HOST_LOCK}, but has had no socket to talk to for"
+                f" {now - self._since:.0f} s; {_advice(self._home, pid)}",
+                pid=pid,
+            )
+
+
+def _silent(home: Path, pid: int | None) -> HostUnavailable:
+    what = f"the host of {home} ({_process(pid)}) does not answer: nothing for {_PING_TIMEOUT_S:g} s"
+    return HostUnavailable(f"{what}; {_advice(home, pid)}", pid=pid)
+
+
+def _process(pid: int | None) -> str:
+    return "a process that is not known" if pid is None else f"process {pid}"
+
+
+def _advice(home: Path, pid: int | None) -> str:
+    if pid is None:
+        return f"see {home / LOG}, find it with `fuser {home / HOST_LOCK}`, end it, then try again"
+    return f"see {home / LOG}; when it is stuck, end it with `kill {pid}` (or `kill -9 {pid}`), then try again"
+
+
+def _lock_holder(home: Path) -> int | None:
+    """The process that wrote its number into the host lock; it may be gone."""
+    try:
+        fd = os.open(home / HOST_LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, 32).strip()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return int(text) if text.isdigit() else None
+
+
 def _try_connect(home: Path) -> HostClient | None:
     try:
         return connect(home)
@@ -323,8 +403,10 @@ def _try_connect(home: Path) -> HostClient | None:
         return None  # try again until the time is up
 
 
-def _start(home: Path, environ: Mapping[str, str], idle_s: float, workers: int | None, deadline: float) -> None:
-    """Start a host process, detached, and wait until it listens or says why it does not."""
+def _start(
+    home: Path, environ: Mapping[str, str], idle_s: float, workers: int | None, deadline: float
+) -> dict[str, Any]:
+    """Start a host process, detached, and wait until it listens or says why it does not: its answer."""
     import subprocess  # late: most commands find a host
 
     reader, writer = os.pipe()
@@ -347,14 +429,14 @@ def _start(home: Path, environ: Mapping[str, str], idle_s: float, workers: int |
         os.close(writer)
         writer = -1
         process.wait()  # it goes on as a child of nobody; this is only its first half
-        _wait_ready(reader, home, deadline)
+        return _wait_ready(reader, home, deadline)
     finally:
         os.close(reader)
         if writer >= 0:
             os.close(writer)
 
 
-def _wait_ready(reader: int, home: Path, deadline: float) -> None:
+def _wait_ready(reader: int, home: Path, deadline: float) -> dict[str, Any]:
     import select
 
     said = b""
@@ -371,6 +453,7 @@ def _wait_ready(reader: int, home: Path, deadline: float) -> None:
     answer = decode(said)
     if isinstance(answer.get("error"), dict):
         raise error_from_wire(answer["error"])
+    return answer
 
 
 def _host_environment(environ: Mapping[str, str]) -> dict[str, str]:

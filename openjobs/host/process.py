@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -50,8 +51,10 @@ def run(options: argparse.Namespace) -> int:
             ready.say({"taken": True})
             return 0
         try:
+            _sign(home, f"{os.getpid()}\n")
             return _serve(home, options, ready)
         finally:
+            _sign(home, "")
             # Last of all: until here another host would meet a store that still writes.
             lock.release()
     except KeyboardInterrupt:
@@ -60,8 +63,22 @@ def run(options: argparse.Namespace) -> int:
         _log.error("the host cannot run: %s", error)
         ready.say({"error": error_to_wire(error)})
         return 1
+    except Exception as error:
+        _log.exception("the host failed")
+        ready.say({"error": error_to_wire(error)})
+        return 1
     finally:
         ready.close()
+
+
+def _sign(home: Path, text: str) -> None:
+    """Say in the lock file who holds it, for the clients that wait. Only a help: nothing depends on it."""
+    with contextlib.suppress(OSError):
+        fd = os.open(home / HOST_LOCK, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
 
 
 def _serve(home: Path, options: argparse.Namespace, ready: _Ready) -> int:
@@ -78,8 +95,9 @@ def _serve(home: Path, options: argparse.Namespace, ready: _Ready) -> int:
                 about={"pid": os.getpid(), "version": __version__, "protocol": PROTOCOL, "home": str(home)},
                 stop=launcher.stop,
             )
-            launcher.on_close(lambda: address.remove(home), name="socket file")
-            service = Service(address.listen(home), answerer(context))
+            endpoint = address.Endpoint(home, guard=home / HOST_LOCK)
+            launcher.on_close(endpoint.close, name="socket file")
+            service = Service(endpoint.listen(), answerer(context), renew=endpoint.renew)
             pending.ready(service.stop)
         service.start()
         _log.info("host of %s, version %s", home, __version__)

@@ -21,6 +21,8 @@ CLIENT_LIMIT = 128
 _SEND_TIMEOUT_S = 30.0
 #: how long `stop` lets answers that are under way go out
 _DRAIN_S = 1.0
+#: how often it is asked whether the listener's file is still in its place
+RENEW_EVERY_S = 1.0
 
 #: makes the answer to one request; the second argument says whether the asker is gone
 Answerer = Callable[[Mapping[str, Any], Callable[[], bool]], Mapping[str, Any]]
@@ -33,7 +35,8 @@ class Service:
 
     Guarantees: a client that sends rubbish, sends nothing, does not read, or goes away costs its own
     connection only. Requests of one connection are answered in their order.
-    Assumptions: the listener belongs to this object from now on; `answer` never raises.
+    Assumptions: the listener belongs to this object from now on; `answer` never raises. `renew`, asked every
+    `renew_every_s`, gives a listener that takes the old one's place, or None.
     `_lock` protects `_connections`, `_leaving` and `_stopping`.
     """
 
@@ -46,8 +49,12 @@ class Service:
         peer_uid: Callable[[socket.socket], int] = kernel_peer_uid,
         client_limit: int = CLIENT_LIMIT,
         request_limit_bytes: int = REQUEST_LIMIT_BYTES,
+        renew: Callable[[], socket.socket | None] = lambda: None,
+        renew_every_s: float = RENEW_EVERY_S,
     ) -> None:
         self._listener = listener
+        self._renew = renew
+        self._renew_every_s = renew_every_s
         self._answer = answer
         self._uid = os.geteuid() if uid is None else uid
         self._peer_uid = peer_uid
@@ -112,23 +119,44 @@ class Service:
         with selectors.DefaultSelector() as ready:
             ready.register(self._listener, selectors.EVENT_READ)
             ready.register(self._wake_reader, selectors.EVENT_READ)
+            renew_at = time.monotonic() + self._renew_every_s
             while True:
-                ready.select()
+                ready.select(max(renew_at - time.monotonic(), 0.0))
                 with self._lock:
                     if self._stopping:
                         return
                 self._accept_one()
+                if time.monotonic() >= renew_at:
+                    self._look_after_listener(ready)
+                    renew_at = time.monotonic() + self._renew_every_s
 
-    def _accept_one(self) -> None:
+    def _look_after_listener(self, ready: selectors.BaseSelector) -> None:
+        try:
+            listener = self._renew()
+        except Exception:
+            _log.exception("the socket could not be looked after")
+            return
+        if listener is None:
+            return
+        while self._accept_one():
+            pass  # who came by the old name is served
+        ready.unregister(self._listener)
+        self._listener.close()
+        self._listener = listener
+        listener.setblocking(False)
+        ready.register(listener, selectors.EVENT_READ)
+
+    def _accept_one(self) -> bool:
+        """Whether there was somebody."""
         try:
             sock, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionError):
-            return
+            return False
         except OSError:
             # Out of descriptors, most likely: the connection stays in the backlog until there are some.
             _log.exception("a connection cannot be accepted")
             time.sleep(0.1)
-            return
+            return False
         try:
             sock.setblocking(True)
             self._admit(sock)
@@ -137,6 +165,7 @@ class Service:
                 self._connections.pop(sock, None)
             sock.close()
             _log.exception("a connection could not be served")
+        return True
 
     def _admit(self, sock: socket.socket) -> None:
         try:

@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
+from openjobs.durable import Disk, FileLock
 from openjobs.errors import HostUnavailable, InvalidWorkers, OpenJobsError, UnknownAgent
 from openjobs.host import address
-from openjobs.host.client import HostClient, connect, ensure_host, spawn
+from openjobs.host.client import HOST_LOCK, HostClient, connect, ensure_host, spawn
 from openjobs.host.config import prepare_home
 from openjobs.ids import new_id
 from openjobs.jobs import Job, JobStatus, SpawnRequest
@@ -352,6 +353,99 @@ class TestEnding:
         with ensure_host(home) as host:
             assert host.get(job_id)[0] == first
             assert len(host.call("list_jobs")["tasks"]) == 1
+
+
+def take_away(path: Path, victim: Path) -> None:
+    path.unlink()
+
+
+def put_file(path: Path, victim: Path) -> None:
+    path.unlink()
+    path.write_text("somebody's")
+
+
+def put_link(path: Path, victim: Path) -> None:
+    path.unlink()
+    path.symlink_to(victim)
+
+
+def put_socket(path: Path, victim: Path) -> None:
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(os.fspath(path))
+
+
+class TestTheSocketsPlace:
+    @pytest.mark.parametrize("change", [take_away, put_file, put_link, put_socket])
+    def test_a_lost_socket_is_made_again(
+        self, home: Path, host: HostClient, tmp_path: Path, change: Callable[[Path, Path], None]
+    ) -> None:
+        """A busy host whose socket is gone or replaced is found again; what was in its place is kept, not followed."""
+        path, victim = home / "host.sock", tmp_path / "victim"
+        victim.write_text("precious")
+        change(path, victim)
+        with ensure_host(home) as again:
+            assert again.about["pid"] == host.about["pid"]
+        assert path.is_socket()
+        assert not path.is_symlink()
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert host.call("ping")["pid"] == host.about["pid"]
+        assert victim.read_text() == "precious"
+        aside = home / "host.sock.aside.0"
+        assert aside.is_symlink() == (change is put_link)
+        if change is put_file:
+            assert aside.read_text() == "somebody's"
+        assert "it is there again" in (home / "host.log").read_text()
+
+    def test_a_directory_in_its_place_is_told_at_the_start(self, home: Path) -> None:
+        """A host that cannot start for a directory in its way says so in one sentence, and what to do."""
+        (home / "host.sock").mkdir()
+        with pytest.raises(HostUnavailable, match=r"^\S*/host.sock is a directory, .*: move it away, then try again$"):
+            ensure_host(home)
+        (home / "host.sock").rmdir()
+        ensure_host(home).close()
+
+    def test_a_directory_in_the_place_of_a_living_hosts_socket(self, home: Path, host: HostClient) -> None:
+        """It is left alone and told to who wants the host; when it is away, the host is found again."""
+        (home / "host.sock").unlink()
+        (home / "host.sock").mkdir()
+        with pytest.raises(HostUnavailable, match=r"host.sock is a directory, .*: move it away"):
+            ensure_host(home)
+        eventually(lambda: "host.sock is a directory" in (home / "host.log").read_text(), 20)
+        (home / "host.sock").rmdir()
+        with ensure_host(home) as again:
+            assert again.about["pid"] == host.about["pid"]
+
+    def test_a_lock_without_a_socket_is_told(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Who waits for a host that has the lock and no socket learns which process that is, and what to do."""
+        monkeypatch.setattr("openjobs.host.client._NO_SOCKET_S", 0.5)
+        lock = FileLock(home / HOST_LOCK, Disk(durable=False))
+        assert lock.try_acquire()
+        try:
+            (home / HOST_LOCK).write_text("4711\n")
+            with pytest.raises(HostUnavailable, match=r"process 4711 holds \S*/host.lock, .*`kill 4711`"):
+                ensure_host(home)
+            (home / HOST_LOCK).write_text("")
+            with pytest.raises(HostUnavailable, match=r"not known holds \S*/host.lock, .*`fuser "):
+                ensure_host(home)
+        finally:
+            lock.release()
+        with ensure_host(home) as host:
+            assert (home / HOST_LOCK).read_text() == f"{host.about['pid']}\n"
+
+    def test_a_silent_host_is_told(self, home: Path, host: HostClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A host that accepts and says nothing is named, with what to do; it is used again when it goes on."""
+        pid = host.about["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            monkeypatch.setattr("openjobs.host.client._PING_TIMEOUT_S", 0.5)
+            with pytest.raises(HostUnavailable, match=rf"\(process {pid}\) does not answer.*`kill {pid}`"):
+                ensure_host(home)
+        finally:
+            monkeypatch.undo()
+            os.kill(pid, signal.SIGCONT)
+        with ensure_host(home) as again:
+            assert again.about["pid"] == pid
 
 
 class TestBadClients:

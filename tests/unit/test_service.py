@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
+import shutil
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -19,7 +22,7 @@ from hypothesis import strategies as st
 from openjobs import errors
 from openjobs.errors import BadFrame, HostBusy, HostFailed, HostUnavailable, OpenJobsError, OutcomeUnknown, UnknownJob
 from openjobs.host import address, wire
-from openjobs.host.client import HostClient
+from openjobs.host.client import HostClient, connect
 from openjobs.host.service import Service
 from openjobs.jobs import Job, JobStatus
 from tests.support import eventually
@@ -274,6 +277,87 @@ class TestTheAddress:
         serve()
         with HostClient(dial(home)) as client:
             assert client.call("x")
+
+    def test_who_came_by_the_old_socket_is_served(self, home: Path) -> None:
+        """A socket that is made again takes over, and a connection that waits at the old one is not lost."""
+        endpoint = address.Endpoint(home)
+        service = Service(endpoint.listen(), echo, renew=endpoint.renew, renew_every_s=0.01)
+        with dial(home) as early:
+            (home / "host.sock").unlink()
+            service.start()
+            try:
+                with HostClient(eventually(lambda: address.dial(home))) as late:
+                    assert late.call("x") == {"action": "x"}
+                assert HostClient(early).call("y") == {"action": "y"}
+            finally:
+                endpoint.close()
+                service.stop()
+        assert endpoint.renew() is None
+        assert list(home.iterdir()) == []
+
+    @pytest.mark.parametrize("lost", ["pointer", "directory"])
+    def test_a_long_homes_socket_is_made_again(self, home: Path, lost: str) -> None:
+        """A home with a pointer gets its socket again when the pointer or the private directory is gone."""
+        long = home / ("x" * 120)
+        long.mkdir(mode=0o700)
+        endpoint = address.Endpoint(long)
+        old = endpoint.listen()
+        found = address.find(long)
+        assert found is not None
+        assert endpoint.renew() is None
+        if lost == "pointer":
+            (long / "host.sock.path").unlink()
+        else:
+            shutil.rmtree(found.parent)
+        new = endpoint.renew()
+        assert new is not None
+        with old, new, dial(long):
+            endpoint.close()
+        assert list(long.iterdir()) == []
+        assert not found.parent.exists()
+        long.rmdir()
+
+    def test_a_home_made_anew_is_left_to_its_next_host(self, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """Who lost the lock file touches nothing in the home any more, and says so once."""
+        guard = home / "host.lock"
+        guard.touch()
+        endpoint = address.Endpoint(home, guard)
+        with guard.open(), endpoint.listen():  # an open file's number is not given to another
+            guard.unlink()
+            guard.touch()
+            address.listen(home).close()  # the next host's
+            assert endpoint.renew() is None
+            assert endpoint.renew() is None
+            endpoint.close()
+        assert (home / "host.sock").is_socket()
+        assert len(caplog.records) == 1
+
+    def test_only_so_many_foreign_files_are_kept(self, home: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """Files in the socket's place are moved aside, each under a name of its own, up to a bound; then refused."""
+        endpoint = address.Endpoint(home)
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(endpoint.listen())
+            for number in range(10):
+                (home / "host.sock").unlink()
+                (home / "host.sock").write_text(str(number))
+                new = endpoint.renew()
+                assert new is not None
+                opened.enter_context(new)
+                assert (home / f"host.sock.aside.{number}").read_text() == str(number)
+            (home / "host.sock").unlink()
+            (home / "host.sock").write_text("one too many")
+            assert endpoint.renew() is None
+        endpoint.close()
+        assert (home / "host.sock").read_text() == "one too many"
+        assert "remove it" in caplog.records[-1].getMessage()
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue refuses at once")
+    def test_a_full_queue_does_not_hold_a_client(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Connecting to a host that takes no connections ends with an error."""
+        monkeypatch.setattr(address, "BACKLOG", 0)
+        monkeypatch.setattr(address, "_DIAL_TIMEOUT_S", 1)
+        with address.listen(home), dial(home), pytest.raises(HostUnavailable, match=r"not answer.*then try again"):
+            connect(home)
 
 
 def a_job(**more: Any) -> Job:
