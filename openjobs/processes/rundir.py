@@ -124,7 +124,7 @@ def keeper_lives(run_dir: Path) -> bool:
     Looks with a shared lock, so that two who look never take each other for a keeper.
     """
     try:
-        fd = os.open(run_dir / layout.KEEPER, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(run_dir / layout.KEEPER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:

@@ -87,8 +87,9 @@ class Outcome:
 class Repository(Protocol):
     """Owned by one thread at a time for `transact`; `view` and `log` may be called by any thread."""
 
-    def view(self) -> View:
-        """The files at the newest commit; stays readable while others commit."""
+    def view(self, commit_id: str | None = None) -> View:
+        """The files at a commit (default: the newest); stays readable while others commit.
+        Raises `errors.NotFound`, `errors.Damaged`."""
         ...
 
     def transact(

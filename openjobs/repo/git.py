@@ -124,8 +124,10 @@ class GitRepository:
 
     # --- reading ---
 
-    def view(self) -> View:
+    def view(self, commit_id: str | None = None) -> View:
         self._open()
+        if commit_id is not None:
+            return GitView(self._objects, commit_id, self._commit(commit_id).tree)
         head = self._read_head()
         return GitView(self._objects, head.commit, head.tree)
 

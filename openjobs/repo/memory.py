@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import attrs
 
-from ..errors import Damaged, Refused
+from ..errors import Damaged, NotFound, Refused
 from .base import Change, CommitInfo, Outcome, Transaction, View
 from .message import clean_subject, clean_trailers
 
@@ -49,13 +49,15 @@ class MemoryRepository:
     The lock protects the list of commits; a view holds its own mapping and needs none."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a transaction may look at the log
         self._commits: dict[str, _Commit] = {}
         self._head: str | None = None
 
-    def view(self) -> View:
+    def view(self, commit_id: str | None = None) -> View:
         with self._lock:
-            return self._view_at(self._head)
+            if commit_id is not None and commit_id not in self._commits:
+                raise NotFound(f"there is no commit {commit_id}")
+            return self._view_at(commit_id or self._head)
 
     def _view_at(self, commit_id: str | None) -> _MemoryView:
         return _MemoryView(commit_id, self._commits[commit_id].files if commit_id else {})

@@ -41,7 +41,7 @@ from .committer import GAP_S, Committer, Operation
 from .fsck import Report, check_session
 from .index import Entry, Index, key_of
 from .presence import Active, Leases
-from .restore import Durable
+from .restore import restored
 from .session import Session
 
 #: a submit that another program keeps out for this long ends with `SessionBusy`
@@ -84,13 +84,12 @@ _news = itertools.count(step=1 << 32)
 class _Open:
     """A session that this process has in use: its repository and what is remembered of it."""
 
-    __slots__ = ("durable", "memory", "news", "own_head", "repository", "trail")
+    __slots__ = ("memory", "news", "own_head", "repository", "trail")
 
     def __init__(self, repository: Repository, private: Path | None) -> None:
         self.repository = repository
         self.memory = Memory(private)
         self.trail = Trail(private / "commits" if private is not None else None)
-        self.durable = Durable()
         #: the newest commit that is known to hold nothing unseen (see `JobStore.asked`)
         self.own_head: str | None = None
         #: grows when somebody may have asked a job to stop; begins where no other opening did
@@ -228,7 +227,7 @@ class JobStore(ABC):
             Operation(decide=self._in(session_id, _close_page), result=lambda: None, give_up_at=give_up_at),
             Operation(
                 decide=self._in(session_id, lambda documents: job_created(documents, change, now, fresh_id=fresh_id)),
-                result=self._result(session_id, change),
+                result=self._result(change),
                 entry=entry,
                 job_id=job.job_id,
                 give_up_at=give_up_at,
@@ -267,7 +266,7 @@ class JobStore(ABC):
             operations.append(
                 Operation(
                     decide=self._in(session_id, self._changed_by(session_id, job_id, step, event, now)),
-                    result=self._result(session_id, step),
+                    result=self._result(step),
                     keep=keep,
                     give_up_at=give_up_at,
                     job_id=job_id,
@@ -297,13 +296,11 @@ class JobStore(ABC):
 
         return note
 
-    def _result(self, session_id: str, step: JobChange) -> Callable[[], Job]:
+    def _result(self, step: JobChange) -> Callable[[], Job]:
         """Asked for once the commit is durable."""
 
         def result() -> Job:
             assert step.job is not None
-            if step.row is not None:
-                self._opened(session_id).durable.note(step.row)
             if step.job.terminal:
                 self._running_commits.pop(step.job.job_id, None)
             return step.job
@@ -545,9 +542,9 @@ class JobStore(ABC):
         opened = self._opened(session_id)
 
         def decide(view: View) -> Change | None:
-            if opened.own_head in (None, view.commit_id):
+            if opened.own_head == view.commit_id:
                 return None
-            return opened.durable.restored(Documents(view, opened.memory), opened.own_head, opened.repository.log)
+            return restored(Documents(view, opened.memory), opened.repository, opened.own_head)
 
         return Operation(decide=decide, result=lambda: None)
 

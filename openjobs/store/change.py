@@ -20,8 +20,6 @@ class JobChange:
     """The job that came out; filled in each time the change is decided (it may be decided again)."""
 
     job: Job | None
-    #: as its row holds it
-    row: Job | None = None
 
 
 def refuse_again(first: Job, again: Job) -> None:
@@ -78,7 +76,7 @@ def job_created(documents: Documents, change: JobChange, now: datetime, *, fresh
         ]
     )
     documents.put_job(job)
-    change.job = change.row = job
+    change.job = job
     return Change(
         files=documents.changes,
         subject=f"job {short(job.job_id)} pending: {job.subject}",
@@ -106,7 +104,7 @@ def job_changed(
     if job.terminal:
         job = _ended(documents, job, now, running_commit(before), new_id)
     documents.put_job(job)
-    change.job, change.row = documents.whole(job), job
+    change.job = documents.whole(job)
     if isinstance(event, CancelRequested):
         return Change(
             files=documents.changes,

@@ -1,69 +1,92 @@
 """Rows that a foreign commit put back are written again. Source: docs/git-store.md, step 1.
 
 Somebody may commit an older `jobs.json` on top of ours (a checkout of a file, a revert). A job's
-`revision` only grows, so a row whose revision went back is recognised, and what this process knows
-to be durable is put in its place by a commit of the kind `restore`.
+`revision` only grows, so a row that went back is recognised by comparing each foreign commit with
+its parent, and the parent's row is put in its place by a commit of the kind `restore`. Nothing is
+remembered for this: the history itself says what was durable, to whichever process writes next.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from ..errors import Damaged
 from ..jobs import Job
-from ..repo import Change, CommitInfo
-from ..session import Documents
+from ..repo import Change, CommitInfo, Repository, View
+from ..session import Documents, Page, pages
 
 _log = logging.getLogger(__name__)
 
-#: rows of one session that are remembered
-_ROWS = 128
-#: how far back commits are looked at to tell whether a foreign one is among them
-_COMMITS = 256
+#: how many commits are looked at: since this process's own last one, and when it has none yet
+COMMITS = 256
+COMMITS_AT_FIRST = 32
 
 
-class Durable:
-    """What this process has made durable in one session lately. Touched by the committer's thread only."""
-
-    def __init__(self) -> None:
-        self._rows: OrderedDict[str, Job] = OrderedDict()
-
-    def note(self, row: Job) -> None:
-        self._rows[row.job_id] = row
-        self._rows.move_to_end(row.job_id)
-        while len(self._rows) > _ROWS:
-            self._rows.popitem(last=False)
-
-    def restored(
-        self, documents: Documents, own_head: str | None, log: Callable[[], Iterator[CommitInfo]]
-    ) -> Change | None:
-        """The change that puts our rows back after somebody else's commits since `own_head`, or None."""
-        if not self._rows or not _is_foreign(log(), own_head):
-            return None
-        lost = [row for row in self._rows.values() if _went_back(documents.job(row.job_id), row)]
-        for row in lost:
-            documents.put_job(row)
-        if not lost:
-            return None
-        _log.warning("a foreign commit put %d row(s) back; they are written again", len(lost))
-        return Change(
-            files=documents.changes,
-            subject=f"{len(lost)} rows restored after a foreign commit",
-            trailers=[("Openjobs-Kind", "restore")],
-        )
+def restored(documents: Documents, repository: Repository, own_head: str | None) -> Change | None:
+    """The change that puts back what foreign commits since `own_head` took back, or None."""
+    lost: dict[str, Job] = {}
+    for commit in _foreign(repository, own_head):
+        before, after = repository.view(commit.parents[0]), repository.view(commit.commit_id)
+        for job in _went_back(before, after):
+            if job.job_id not in lost or lost[job.job_id].revision < job.revision:
+                lost[job.job_id] = job
+    lost = {job_id: job for job_id, job in lost.items() if _is_older(documents.job(job_id), job)}
+    if not lost:
+        return None
+    for job in lost.values():
+        documents.put_job(job)
+    _log.warning("a foreign commit had put %d row(s) back; they are written again", len(lost))
+    return Change(
+        files=documents.changes,
+        subject=f"{len(lost)} rows restored after a foreign commit",
+        trailers=[("Openjobs-Kind", "restore")],
+    )
 
 
-def _is_foreign(log: Iterator[CommitInfo], own_head: str | None) -> bool:
-    """Whether a commit since `own_head` was not made by openjobs; so it is where that was too long ago."""
-    for commit in itertools.islice(log, _COMMITS):
+def _foreign(repository: Repository, own_head: str | None) -> Iterator[CommitInfo]:
+    """Commits that openjobs did not make, newest first, each with a parent to compare it with."""
+    limit = COMMITS if own_head is not None else COMMITS_AT_FIRST
+    for commit in itertools.islice(repository.log(), limit):
         if commit.commit_id == own_head:
-            return False
-        if commit.trailer("Openjobs-Kind") is None:
-            return True
-    return True
+            return
+        if commit.parents and commit.trailer("Openjobs-Kind") is None:
+            yield commit
 
 
-def _went_back(there: Job | None, ours: Job) -> bool:
+def _went_back(before: View, after: View) -> Iterator[Job]:
+    """Rows of `before` whose revision is lower in `after`, or that are gone there."""
+    for path in _changed_pages(before, after):
+        try:
+            old, new = Page.parse(path, before.read(path)), Page.parse(path, after.read(path))
+        except Damaged:
+            continue  # what cannot be read is refused where it is used, and left as it is
+        for job_id, line in old.lines.items():
+            if new.lines.get(job_id) == line:
+                continue
+            try:
+                job, there = old.get(job_id), new.get(job_id)
+            except Damaged:
+                continue
+            if job is not None and _is_older(there, job):
+                yield job
+
+
+def _changed_pages(before: View, after: View) -> Iterator[str]:
+    if before.version(pages.NEWEST) != after.version(pages.NEWEST):
+        yield pages.NEWEST
+    if before.version(pages.OLDER) == after.version(pages.OLDER):
+        return
+    for sub in before.names(pages.OLDER):
+        directory = f"{pages.OLDER}/{sub}"
+        if before.version(directory) == after.version(directory):
+            continue
+        for name in before.names(directory):
+            path = f"{directory}/{name}"
+            if pages.number_of(name) is not None and before.version(path) != after.version(path):
+                yield path
+
+
+def _is_older(there: Job | None, ours: Job) -> bool:
     return there is None or there.revision < ours.revision

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from openjobs import errors
-from openjobs.jobs import Job, JobStatus, Queued, Started
+from openjobs.jobs import Errored, Job, JobStatus, Queued, Started
 from openjobs.store import GitJobStore
 from tests.support import git
 from tests.support.jobs import clean, end_of, job_for, walk_to_the_end
@@ -189,6 +189,21 @@ def test_a_foreign_revert_of_a_row_is_undone_by_the_next_write(store: GitJobStor
     store.heal("s1")
     assert store.get(job.job_id).status is JobStatus.COMPLETED
     clean(store)
+
+
+def test_a_finished_job_is_never_revived_by_a_foreign_commit(home: Path) -> None:
+    """Whoever writes next, a fresh process that would recover it too, finds the end in the history (R4, R5)."""
+    with GitJobStore(home, durability="relaxed") as store:
+        store.create_session("s1")
+        job = walk_to_the_end(store, job_for(store, "s1", "done long ago"))
+    git("checkout", "HEAD~2", "--", "jobs.json", cwd=repo_of(home))
+    git(*ME, "commit", "-q", "-m", "an older file", cwd=repo_of(home))
+    with GitJobStore(home, durability="relaxed") as store:
+        assert [j.job_id for j in store.unfinished("s1")] == [job.job_id]
+        with pytest.raises(errors.InvalidTransition, match="completed"):
+            store.apply(job.job_id, Errored(event_id="e", error="worker died before completion"))
+        assert store.get(job.job_id) == job
+        clean(store)
 
 
 def test_a_file_edited_by_hand_is_kept_aside(store: GitJobStore, home: Path) -> None:
