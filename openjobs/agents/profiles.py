@@ -136,12 +136,18 @@ class Profiles:
             return self._templates
 
     def _unknown(self, agent_id: str) -> UnknownAgent:
+        from difflib import get_close_matches  # late: only who mistypes pays for it
+
         name = agent_id if check_agent_id(agent_id) else "main"
         lines = [
             f"No profile is named {agent_id!r}. `--agent shell` works at once (it runs the prompt under sh)."
             if agent_id != "main"
             else "No profile is configured. `--agent shell` works at once (it runs the prompt under sh).",
         ]
+        candidates = self._candidates()
+        if near := get_close_matches(agent_id.lower(), candidates, n=1):
+            lines.insert(0, f"No profile is named {agent_id!r}; did you mean {near[0]!r}?")
+            lines[1] = "`--agent shell` works at once (it runs the prompt under sh)."
         if self.config_path is not None:
             lines += [
                 f"To add one, put these three lines into {self.config_path}:",
@@ -151,7 +157,7 @@ class Profiles:
             ]
         else:
             lines.append(f"To add one, call `profiles.register({name!r}, sync_fn)`.")
-        return UnknownAgent("\n".join(lines), agent_id=agent_id, candidates=self._candidates())
+        return UnknownAgent("\n".join(lines), agent_id=agent_id, candidates=candidates)
 
     def _candidates(self) -> list[str]:
         with self._lock:

@@ -20,7 +20,7 @@ from ..errors import Closed, HostUnavailable, OpenJobsError, OutcomeUnknown, Unk
 from ..ids import check_job_id, check_session_id, new_id
 from ..jobs import ContextMode, Job, SpawnRequest
 from . import exits, output
-from .options import AGENT_ID, SECONDS, SESSION_ID, command
+from .options import AGENT_ID, POSITIVE_SECONDS, SESSION_ID, WORDS, command, is_utf8
 from .reading import print_result, status_line, wait_for
 from .state import DEFAULT_SESSION, State
 from .text import short_id
@@ -37,12 +37,12 @@ PAUSE_S = 0.1
 
 
 @command("agent")
-@click.argument("prompt")
+@click.argument("prompt", type=WORDS)
 @click.option("--session", type=SESSION_ID, help="The session it runs on, made if new.  [default: default]")
 @click.option("--agent", type=AGENT_ID, default="main", show_default=True, help="The profile that runs it.")
-@click.option("--description", "-d", metavar="TEXT", default="", help="A few words for lists; else the prompt's first.")
+@click.option("--description", "-d", type=WORDS, default="", help="A few words for lists; else the prompt's first.")
 @click.option("--background", "-b", is_flag=True, help="Print the job's id and return; the job goes on by itself.")
-@click.option("--timeout", type=SECONDS, help="Stop the job after this time.")
+@click.option("--timeout", type=POSITIVE_SECONDS, help="Stop the job after this time.")
 @click.option(
     "--context",
     type=click.Choice([mode.value for mode in ContextMode]),
@@ -66,12 +66,22 @@ def agent_command(state: State, prompt: str, **options: Any) -> int:
     Started from within a job (OPENJOBS_JOB_ID), it becomes a child of that job.
     """
     if prompt == "-":
-        prompt = sys.stdin.read()
+        prompt = _from_stdin()
     if not prompt.strip():
         raise click.UsageError("the prompt is empty")
     wanted = _Wanted(prompt=prompt, **options)
     wanted.check(state)
     return _in_background(state, wanted) if wanted.background else _in_foreground(state, wanted)
+
+
+def _from_stdin() -> str:
+    try:
+        text = sys.stdin.read() if sys.stdin is not None else ""  # closed by the shell: `<&-`
+    except UnicodeDecodeError:
+        text = "\udcff"
+    if not is_utf8(text):
+        raise click.UsageError("the prompt on standard input is not UTF-8")
+    return text
 
 
 @attrs.frozen(kw_only=True)

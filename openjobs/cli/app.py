@@ -43,6 +43,23 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "completion": ("completion", "Print the script that completes commands and job ids."),
     },
 }
+#: what other programs call it
+MEANT = {
+    "help": "'--help'",
+    "version": "'--version'",
+    **dict.fromkeys(("kill", "cancel", "abort", "terminate", "rm", "delete"), "'stop'"),
+    **dict.fromkeys(("status", "info", "inspect"), "'list' or 'show'"),
+    **dict.fromkeys(("ls", "jobs", "queue"), "'list'"),
+    **dict.fromkeys(("exec", "start", "submit", "spawn", "new"), "'agent' or 'run'"),
+    **dict.fromkeys(("result", "results", "cat"), "'output'"),
+    **dict.fromkeys(("tail", "follow"), "'logs --follow'"),
+    **dict.fromkeys(("watch", "top"), "'list --watch'"),
+    **dict.fromkeys(("describe", "get", "view"), "'show'"),
+    "session": "'sessions'",
+    **dict.fromkeys(("check", "verify", "doctor"), "'fsck'"),
+    **dict.fromkeys(("clean", "prune", "pack"), "'gc'"),
+    **dict.fromkeys(("join", "await"), "'wait'"),
+}
 _WHERE = {name: where for group in COMMANDS.values() for name, where in group.items()}
 
 
@@ -65,10 +82,12 @@ class LazyGroup(click.Group):
         except click.UsageError:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], _WHERE, n=1)
-            raise click.UsageError(
-                f"No such command {args[0]!r}.{f' Did you mean {near[0]!r}?' if near else ''}", ctx
-            ) from None
+            typed = args[0].lower()
+            meant = MEANT.get(typed) or " or ".join(map(repr, get_close_matches(typed, _WHERE, n=1)))
+            if not meant and len(longer := [name for name in _WHERE if name.startswith(typed)]) == 1:
+                meant = repr(longer[0])
+            asked = f" Did you mean {meant}?" if meant else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{asked}", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, commands in COMMANDS.items():

@@ -11,8 +11,8 @@ import click
 
 from ..jobs import Job
 from . import exits, output, shapes, table
-from .options import JOB_ID, SECONDS, command
-from .state import State
+from .options import JOB_ID, SECONDS, WORDS, command
+from .state import LONGEST_WAIT_S, State
 from .text import duration, one_line, plural
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _wait(state: State, ids: list[str], any_: bool, timeout: float | None) -> li
             return [latest[job_id] for job_id in ids]
         # The spinner is off while a line is told: both would stand on one line of the terminal.
         with _waiting([latest[job_id] for job_id in left], started):
-            pause = None if end is None else max(0.0, end - now)
+            pause = None if end is None else min(max(0.0, end - now), LONGEST_WAIT_S)
             latest |= {job.job_id: job for job in state.await_jobs(left, "any", pause)}
 
 
@@ -118,12 +118,12 @@ def ended_line(job: Job, shown_id: str, colour: bool | None = None) -> str:
         ("  ", ""),
         (table.fitted(one_line(said), room).rstrip(), ""),
     ]
-    return table.to_ansi(pieces, table.coloured() if colour is None else colour)
+    return table.to_ansi(table.clipped(pieces, table.terminal_width()), table.coloured() if colour is None else colour)
 
 
 @command("stop")
 @click.argument("ids", type=JOB_ID, nargs=-1, required=True, metavar="ID...")
-@click.option("--reason", help="Why; kept with the job.")
+@click.option("--reason", type=WORDS, help="Why; kept with the job.")
 def stop_command(state: State, ids: tuple[str, ...], reason: str | None) -> int:
     """Ask jobs, and the jobs they started, to stop; or background commands.
 

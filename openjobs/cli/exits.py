@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,9 @@ BROKEN_PIPE = 141  #: the reader of our output went away
 
 #: how many candidates an answer names
 CANDIDATES = 8
+
+#: the host's name for what it was asked, in front of its errors; nobody typed it
+_ACTION = re.compile(r"\A[a-z]+_(?:jobs?|tasks?|session): ")
 
 
 def of_job(job: Job) -> int:
@@ -74,7 +78,7 @@ def explain(error: BaseException) -> str:
         if isinstance(error, OSError):
             return what
         return f"openjobs failed: {type(error).__name__}: {what} (OPENJOBS_DEBUG=1 shows where)"
-    lines = visible(str(error)).splitlines()[:12]
+    lines = _ACTION.sub("", visible(str(error))).splitlines()[:12]
     if isinstance(error, NotFound):
         lines += _candidates(error, lines[0])
         if isinstance(error, UnknownSession) and not error.candidates:

@@ -64,8 +64,8 @@ def fresh_line() -> str:
 
 
 def hint(text: str) -> None:
-    """What one could do next; only a person at a terminal is told."""
-    if is_terminal(sys.stderr):
+    """What one could do next; only a person is told, never a script: `id=$(openjobs …)` has stderr on a terminal."""
+    if is_terminal(sys.stderr) and is_terminal(sys.stdout):
         note(text)
 
 

@@ -17,7 +17,7 @@ from ..errors import OpenJobsError
 from ..jobs import Job
 from . import exits, output, shapes, table
 from .options import JOB_ID, SECONDS, SESSION_ID, command, limit_option
-from .state import DEFAULT_SESSION, State
+from .state import DEFAULT_SESSION, LONGEST_WAIT_S, State
 from .text import age, duration, one_line, short_id, to_json, visible
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def wait_for(state: State, job: Job, timeout: float | None = None) -> Job:
             if left is not None and left <= 0:
                 break
             # In slices, so that the spinner tells queued from running.
-            piece = left if state.nested else min(1.0, left or 1.0)
+            piece = (None if left is None else min(left, LONGEST_WAIT_S)) if state.nested else min(1.0, left or 1.0)
             job = state.await_jobs([job.job_id], "all", piece)[0]
     return job
 
@@ -270,7 +270,7 @@ def step_rows(steps: Sequence[dict[str, Any]], width: int) -> list[list[table.Pi
                 (table.fitted(one_line(step["subject"]), room).rstrip(), style),
             ]
         )
-    return rows
+    return [table.clipped(row, width) for row in rows]
 
 
 @command("sessions")
@@ -333,8 +333,9 @@ def _session(state: State, session_id: str, changed: float) -> dict[str, Any]:
 
 
 def _session_rows(shown: Sequence[dict[str, Any]], now: datetime) -> list[list[table.Piece]]:
-    widest = min(max([7, *(len(one["session_id"]) for one in shown)]), 40)
-    room = max(10, table.terminal_width() - widest - 2 - 10 - 2 - 7 - 2)
+    width = table.terminal_width()
+    widest = min(max([7, *(len(one["session_id"]) for one in shown)]), max(7, width - 23 - 10), 40)
+    room = max(10, width - widest - 2 - 10 - 2 - 7 - 2)
     rows: list[list[table.Piece]] = []
     if shown:
         rows.append([(f"{'SESSION':<{widest}}  UNFINISHED  CHANGED  TITLE", "dim")])
@@ -349,4 +350,4 @@ def _session_rows(shown: Sequence[dict[str, Any]], now: datetime) -> list[list[t
                 (table.fitted(one_line(said), room).rstrip(), "red" if one["error"] else ""),
             ]
         )
-    return rows
+    return [table.clipped(row, width) for row in rows]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ..store.index import FileIndex
 
 DEFAULT_SESSION = "default"
+#: sockets take no timeout above 24 days; who waits longer asks again
+LONGEST_WAIT_S = 86_400.0
 
 
 class State:

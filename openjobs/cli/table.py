@@ -94,7 +94,19 @@ def aligned(jobs: Sequence[Job], now: datetime, width: int, spinner: str = "") -
     cells = [[column.cell(job, now) for column in columns] for job in jobs]
     widths = _widths(columns, cells, width)
     heading = [(column.heading, "dim") for column in columns]
-    return [_laid_out(row, columns, widths) for row in [heading, *cells]]
+    return [clipped(_laid_out(row, columns, widths), width) for row in [heading, *cells]]
+
+
+def clipped(pieces: Sequence[Piece], width: int) -> list[Piece]:
+    """The pieces, the last of them cut, in at most `width` cells: a line that wraps breaks the table."""
+    left = width
+    shown: list[Piece] = []
+    for text, style in pieces:
+        if (taken := cells(text)) > left:
+            return [*shown, (fitted(text, left), style)]
+        shown.append((text, style))
+        left -= taken
+    return shown
 
 
 def to_ansi(pieces: Sequence[Piece], colour: bool) -> str:

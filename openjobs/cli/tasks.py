@@ -19,7 +19,7 @@ from ..clock import to_text
 from ..errors import OpenJobsError
 from ..ids import check_session_id
 from . import exits, output, shapes, table
-from .options import SECONDS, SESSION_ID, command, limit_option
+from .options import KEPT_SECONDS, SESSION_ID, WORDS, command, limit_option
 from .state import DEFAULT_SESSION, State
 from .text import age, duration, one_line, plural
 
@@ -48,11 +48,9 @@ STATUS_STYLE = {
 @command("run", allow_interspersed_args=False)
 @click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")
 @click.option("--session", type=SESSION_ID, help="The session it belongs to, made if new.  [default: default]")
-@click.option("--timeout", type=SECONDS, help="End it after this time (exit code 124).")
+@click.option("--timeout", type=KEPT_SECONDS, help="End it after this time (exit code 124).")
 @click.option("--detach", is_flag=True, help="Print the task's id and return; the command goes on by itself.")
-@click.option(
-    "--description", "-d", metavar="TEXT", default="", help="A few words for lists; else the command's first."
-)
+@click.option("--description", "-d", type=WORDS, default="", help="A few words for lists; else the command's first.")
 def run_command(
     state: State, cmd: tuple[str, ...], session: str | None, timeout: float | None, detach: bool, description: str
 ) -> int:
@@ -63,8 +61,6 @@ def run_command(
     """
     wanted = session or (state.parent_job.parent_session_id if state.parent_job else DEFAULT_SESSION)
     check_session_id(wanted)
-    if timeout == 0:
-        raise click.UsageError("--timeout must be above 0")
     if detach:
         return _detached(state, wanted, cmd, timeout, description)
     return _foreground(state, wanted, cmd, timeout, description)
@@ -232,12 +228,15 @@ def tell(tasks: Sequence[Task], *, heading: bool = False) -> None:
         return
     now = datetime.now(tasks[0].created_at.tzinfo)
     shorten = table.short_ids(task.task_id for task in tasks)
-    rows = [("ID", "STATUS", "AGE", "TOOK", "EXIT", "COMMAND")] if heading else []
+    rows: list[tuple[str, ...]] = [("ID", "STATUS", "AGE", "TOOK", "EXIT", "COMMAND")] if heading else []
     rows += [
         (shorten(t.task_id), word_of(t), age(t.created_at, now), _took(t, now), exit_word(t), subject(t)) for t in tasks
     ]
-    widths = [max(table.cells(row[index]) for row in rows) for index in range(5)]
-    room = max(10, table.terminal_width() - sum(widths) - 2 * len(widths))
+    width = table.terminal_width()
+    if width < table.NARROW:  # as `list` does: times make room for the command
+        rows = [(*row[:2], *row[4:]) for row in rows]
+    widths = [max(table.cells(row[index]) for row in rows) for index in range(len(rows[0]) - 1)]
+    room = max(10, width - sum(widths) - 2 * len(widths))
     colour = table.coloured()
     for row in rows:
         style = STATUS_STYLE.get(row[1], "dim")
@@ -245,7 +244,8 @@ def tell(tasks: Sequence[Task], *, heading: bool = False) -> None:
             (table.fitted(row[index], width) + "  ", style if index == 1 or (row is rows[0] and heading) else "")
             for index, width in enumerate(widths)
         ]
-        output.line(table.to_ansi([*pieces, (table.fitted(row[5], room).rstrip(), "")], colour))
+        pieces.append((table.fitted(row[-1], room).rstrip(), ""))
+        output.line(table.to_ansi(table.clipped(pieces, width), colour))
 
 
 def plain(task: Task) -> str:

@@ -1,0 +1,179 @@
+"""What people mistype: huge numbers, nothing at all, a command of another program, a home that is not there."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openjobs.cli import table
+from tests.support.cli import Cli, Terminal
+
+HUGE = "9" * 20
+#: more digits than Python turns into a number
+ENDLESS = "9" * 5000
+
+
+@pytest.fixture
+def cli(scratch: Path) -> Iterator[Cli]:
+    home = scratch / "home"
+    made = Cli(home)
+    yield made
+    made.end_host()
+    subprocess.run(["rm", "-r", str(home)], check=False, stderr=subprocess.DEVNULL)
+
+
+def uuid(number: int) -> str:
+    return f"{number:08x}-0000-4000-8000-000000000000"
+
+
+def echo(cli: Cli, *more: str) -> None:
+    cli.inside("agent", "--agent", "echo", *more, "hi")
+
+
+@pytest.mark.parametrize("number", [HUGE, ENDLESS, "1000000000"], ids=["huge", "endless", "a milliard"])
+def test_a_huge_limit_means_all(cli: Cli, number: str) -> None:
+    """Every command that takes `--limit` understands more than there can be."""
+    echo(cli)
+    for args in (["list"], ["ps"], ["ps", "-a"], ["ps", "--session", "default"], ["history"], ["sessions"]):
+        said = cli.inside(*args, "-n", number)
+        assert said.err == ""
+        assert said.out == cli.inside(*args).out
+
+
+@pytest.mark.parametrize("number", ["-1", "1.5", "many", "", "1_0", "٣"])
+def test_what_is_no_number_is_refused(cli: Cli, number: str) -> None:
+    """A limit is a whole number from 0 on."""
+    for name in ("list", "ps", "history", "sessions"):
+        assert "is not a whole number" in cli.inside(name, "-n", number, code=2).err
+
+
+@pytest.mark.parametrize("time", [HUGE + "d", "9999999999999", ENDLESS, "1e999"])
+def test_a_huge_time_means_no_limit(cli: Cli, time: str) -> None:
+    """Every command that takes a time understands one that never ends; `run` says how much it takes."""
+    job_id = uuid(1)
+    cli.inside("agent", "--agent", "echo", "--job-id", job_id, "--timeout", time, "hi")
+    assert "at most 24d" in cli.inside("run", "--timeout", time, "true", code=2).err
+    assert cli.inside("run", "--timeout", "24d", "true").err == ""
+    assert cli.inside("wait", job_id, "--timeout", time).err == ""
+    assert cli.inside("output", job_id, "--wait", "--timeout", time).out == "hi\n"
+    assert cli.inside("gc", "--older-than", time).out.startswith("default: ")
+
+
+@pytest.mark.parametrize("time", ["-1", "nan", "inf", "-0", "", "d"])
+def test_what_is_no_time_is_refused(cli: Cli, time: str) -> None:
+    assert "is not a time" in cli.inside("gc", "--older-than", time, code=2).err
+
+
+def test_a_wait_at_the_host_may_be_longer_than_a_sockets(cli: Cli, tmp_path: Path) -> None:
+    """A job that waits with a time that no socket takes."""
+    script = f'id=$(openjobs_ agent --agent shell -b "sleep 0.5"); openjobs_ wait $id --timeout {HUGE}d'
+    inner = script.replace("openjobs_", " ".join(cli.command()))
+    assert "completed" in cli.run("agent", "--agent", "shell", inner).out
+
+
+@pytest.mark.parametrize("background", [[], ["--background"]], ids=["foreground", "background"])
+def test_no_time_at_all_is_said_in_words_of_the_command_line(cli: Cli, background: list[str]) -> None:
+    """`--timeout 0` names the option, and nothing of what is inside."""
+    said = cli.inside("agent", "--agent", "echo", *background, "--timeout", "0", "hi", code=2)
+    assert "--timeout" in said.err
+    assert "above 0" in said.err
+    assert "spawn_job" not in said.err
+    assert "timeout_s" not in said.err
+    assert "above 0" in cli.inside("run", "--timeout", "0s", "true", code=2).err
+    assert not (cli.home / "sessions").exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["agent", "--agent", "echo", "a\udcff"],
+        ["agent", "--agent", "echo", "-b", "a\udcff"],
+        ["agent", "--agent", "echo", "-d", "a\udcff", "hi"],
+        ["run", "-d", "a\udcff", "true"],
+        ["stop", "abc", "--reason", "a\udcff"],
+    ],
+)
+def test_text_that_is_not_utf8_is_refused(cli: Cli, args: list[str]) -> None:
+    """One sentence, without a name from inside, and nothing is made."""
+    said = cli.inside(*args, code=2)
+    assert "is not UTF-8" in said.err
+    assert len(said.err.splitlines()) == 1
+    assert "spawn_job" not in said.err
+
+
+def test_standard_input_that_is_not_utf8_is_refused(cli: Cli) -> None:
+    """Also where the locale lets every byte in."""
+    for locale in ("C.UTF-8", "C"):
+        command = cli.command("agent", "--agent", "echo", "-")
+        env = {**cli.env, "LC_ALL": locale}
+        ended = subprocess.run(command, input=b"a\xff", env=env, capture_output=True, timeout=40, check=False)
+        assert ended.returncode == 2
+        assert b"standard input is not UTF-8" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        *(("help", "'--help'"), ("kill", "'stop'"), ("status", "'list' or 'show'"), ("cancel", "'stop'")),
+        *(
+            ("lits", "'list'"),
+            ("HISTORY", "'history'"),
+            ("comp", "'completion'"),
+            ("ls", "'list'"),
+            ("agnet", "'agent'"),
+        ),
+    ],
+)
+def test_a_mistyped_command_is_answered_with_the_near_one(cli: Cli, typed: str, meant: str) -> None:
+    """By spelling, by its beginning, or by what other programs call it."""
+    said = cli.inside(typed, "1234", code=2).err
+    assert f"No such command '{typed}'. Did you mean {meant}?" in said
+    assert "Did you mean" not in cli.inside("xyzzy", code=2).err
+
+
+def test_what_other_programs_call_it_names_commands_that_exist() -> None:
+    from openjobs.cli.app import _WHERE, MEANT
+
+    for typed, meant in MEANT.items():
+        assert typed not in _WHERE
+        for name in meant.split(" or "):
+            word = name.strip("'").split()[0]
+            assert word in _WHERE or word in ("--help", "--version")
+
+
+def test_a_mistyped_profile_is_answered_with_the_near_one(cli: Cli) -> None:
+    """Before the recipe for a new one; where nothing is near, the recipe alone."""
+    first, *rest = cli.inside("agent", "--agent", "shel", "true", code=3).err.splitlines()
+    assert first == "openjobs: No profile is named 'shel'; did you mean 'shell'?"
+    assert any("config.toml" in line for line in rest)
+    assert "did you mean 'echo'?" in cli.inside("agent", "--agent", "Ehco", "true", code=3).err
+    assert "did you mean" not in cli.inside("agent", "--agent", "xyzzy", "true", code=3).err
+
+
+@pytest.mark.parametrize("width", [20, 40])
+def test_no_line_wraps_on_a_narrow_terminal(cli: Cli, width: int) -> None:
+    """`ps`, `list`, `sessions`, `history` and `wait` are cut to the terminal."""
+    cli.inside("run", "sh", "-c", "kill -KILL $$ # " + "long " * 50, code=137)
+    cli.inside("run", "-d", "漢字" * 40, "--session", "a-session-with-a-name-of-forty-characters", "true")
+    cli.inside("agent", "--agent", "echo", "--job-id", uuid(1), "-d", "subject " * 20, "hi")
+    for args in (["ps", "-a"], ["list"], ["sessions"], ["history"], ["wait", uuid(1)[:8]]):
+        with Terminal(cli.command(*args), {**cli.env, "NO_COLOR": "1"}, width=width) as terminal:
+            assert terminal.wait() == 0
+        lines = terminal.text.replace("\r", "").splitlines()
+        assert lines
+        assert max(map(table.cells, lines)) <= width, (args, lines)
+
+
+def test_hints_are_for_who_reads_the_screen_not_for_scripts(cli: Cli) -> None:
+    """`eval "$(openjobs completion bash)"` at a shell's start prints nothing, though stderr is a terminal."""
+    with Terminal(cli.command("completion", "bash"), cli.env) as terminal:
+        terminal.until("to use it")
+        terminal.wait()
+    for args in ("completion bash", "completion fish", "agent --agent echo -b hi"):
+        script = f'said="$({" ".join(cli.command())} {args})"; echo ":$?:"'
+        with Terminal(["sh", "-c", script], cli.env) as terminal:
+            terminal.wait()
+        assert terminal.text.split() == [":0:"]
