@@ -286,7 +286,9 @@ class TestTheAddress:
             (home / "host.sock").unlink()
             service.start()
             try:
-                with HostClient(eventually(lambda: address.dial(home))) as late:
+                sock = eventually(lambda: address.dial(home))
+                assert sock is not None
+                with HostClient(sock) as late:
                     assert late.call("x") == {"action": "x"}
                 assert HostClient(early).call("y") == {"action": "y"}
             finally:
