@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 
 from ..clock import Clock
-from ..errors import Closed, ForkedProcess, InvalidTransition
+from ..errors import Closed, ForkedProcess, InvalidTransition, OpenJobsError
 from ..jobs import Cancelled, CancelRequested, Job, JobStatus
 from ..store import JobStore
 from .heads import Heads, Watch
@@ -75,8 +75,10 @@ class JobClient:
         parent_msg_id: str | None = None,
         limit: int | None = 50,
         before: str | None = None,
+        on_damage: Callable[[str, OpenJobsError], None] | None = None,
     ) -> Jobs:
-        """Jobs, newest first, with their texts as lists show them (`get` has them whole). No session is all."""
+        """Jobs, newest first, with their texts as lists show them (`get` has them whole). No session is all;
+        then `on_damage` is told of a session that cannot be read, instead of raising."""
         self._check()
         read = functools.partial(
             self.store.list,
@@ -86,6 +88,7 @@ class JobClient:
             parent_msg_id=parent_msg_id,
             limit=limit,
             before=self.full_id(before) if before is not None else None,
+            on_damage=on_damage,
         )
         found = read()
         return read() if self._mended(found) else found

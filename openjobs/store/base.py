@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -27,6 +28,8 @@ from ..errors import (
     ForkedProcess,
     InvalidInput,
     NotFound,
+    OpenJobsError,
+    RepositoryRefused,
     UnknownJob,
     UnknownNode,
     UnknownSession,
@@ -431,10 +434,13 @@ class JobStore(ABC):
         parent_msg_id: str | None = None,
         limit: int | None = 50,
         before: str | None = None,
+        on_damage: Callable[[str, OpenJobsError], None] | None = None,
     ) -> Jobs:
         """Jobs, newest first, with their texts as rows hold them (see `get` for whole ones).
 
-        `before` is a job id: only jobs created before that one. `limit=None` is no limit.
+        `before` is a job id: only jobs created before that one. `limit=None` is no limit. A session that
+        cannot be read raises; where all sessions are asked for, `on_damage` is told of it instead, once
+        with its id, and the others are listed.
         """
         self._check_usable()
         statuses = _statuses(status)
@@ -442,7 +448,7 @@ class JobStore(ABC):
         if limit is not None and limit <= 0:
             return found
         past = before is None
-        for job in self._candidates(session_id, statuses, parent_job_id, before):
+        for job in self._candidates(session_id, statuses, parent_job_id, before, on_damage):
             if not past:
                 past = job.job_id == before
                 continue
@@ -669,6 +675,7 @@ class JobStore(ABC):
         statuses: frozenset[JobStatus] | None,
         parent_job_id: str | None,
         before: str | None,
+        on_damage: Callable[[str, OpenJobsError], None] | None,
     ) -> Iterator[Job]:
         if parent_job_id is not None and before is None:
             for job_id in reversed(self.children(parent_job_id)):
@@ -680,34 +687,43 @@ class JobStore(ABC):
                 raise self._unknown_session(session_id)
             yield from self.documents(session_id).jobs_newest_first(statuses if before is None else None)
         else:
-            seen: dict[str, Documents] = {}
-            met: set[str] = set()
-            # Few jobs are unfinished: one look at each session finds them all, without reading the others' rows.
             few = statuses is not None and statuses <= UNFINISHED and before is None
-            unfinished: dict[str, dict[str, Job]] = {}
-            for entry in self.index.newest_first():
-                if entry.job_id in met:
+            yield from self._of_all_sessions(statuses if few else None, on_damage)
+
+    def _of_all_sessions(
+        self, few: frozenset[JobStatus] | None, on_damage: Callable[[str, OpenJobsError], None] | None
+    ) -> Iterator[Job]:
+        """Jobs of the whole home, newest first. `few` are statuses that few jobs have: one look at each
+        session finds them all, without reading the others' rows."""
+        sessions: dict[str, Documents | dict[str, Job] | None] = {}
+        met: set[str] = set()
+        chosen: Documents | dict[str, Job] | None
+        for entry in self.index.newest_first():
+            if entry.job_id in met:
+                continue
+            met.add(entry.job_id)
+            try:
+                if entry.session_id in sessions:
+                    chosen = sessions[entry.session_id]
+                else:
+                    chosen = documents = self.documents(entry.session_id)
+                    if few is not None:
+                        chosen = {job.job_id: job for job in documents.jobs_newest_first(few)}
+                    if few is not None or len(sessions) < _OPEN_REPOSITORIES:
+                        sessions[entry.session_id] = chosen
+                if chosen is None:
                     continue
-                met.add(entry.job_id)
-                if few and entry.session_id in unfinished:
-                    if (job := unfinished[entry.session_id].get(entry.job_id)) is not None:
-                        yield job
-                    continue
-                try:
-                    documents = seen.get(entry.session_id) or self.documents(entry.session_id)
-                except UnknownSession:
-                    continue
-                if few:
-                    found = documents.jobs_newest_first(statuses)
-                    unfinished[entry.session_id] = {job.job_id: job for job in found}
-                    if (job := unfinished[entry.session_id].get(entry.job_id)) is not None:
-                        yield job
-                    continue
-                if len(seen) < _OPEN_REPOSITORIES:
-                    seen[entry.session_id] = documents
-                job = documents.job(entry.job_id)
-                if job is not None:
-                    yield job
+                job = chosen.get(entry.job_id) if isinstance(chosen, dict) else chosen.job(entry.job_id)
+            except UnknownSession:
+                continue
+            except (Damaged, RepositoryRefused) as error:
+                if on_damage is None:
+                    raise
+                sessions[entry.session_id] = None
+                on_damage(entry.session_id, error)
+                continue
+            if job is not None:
+                yield job
 
     def _unknown_session(self, session_id: str) -> UnknownSession:
         near = [s for s in self.sessions() if s.casefold().startswith(session_id.casefold()[:3])][:_CANDIDATES]
@@ -717,8 +733,9 @@ class JobStore(ABC):
     def _unknown_job(self, job_id: str) -> UnknownJob:
         candidates = []
         for entry in self.index.newest_first():
-            if self._is_there(entry):
-                candidates.append(entry.job_id)
+            with contextlib.suppress(Damaged, RepositoryRefused):  # only a hint
+                if self._is_there(entry):
+                    candidates.append(entry.job_id)
             if len(candidates) >= _CANDIDATES:
                 break
         hint = f"; the newest are {', '.join(candidates)}" if candidates else "; there are no jobs yet"

@@ -398,6 +398,23 @@ def test_what_is_no_session_is_passed_over(store: GitJobStore, home: Path) -> No
     assert store.sessions() == ["s1"]
 
 
+def test_one_damaged_session_hides_no_other(store: GitJobStore, home: Path) -> None:
+    """A list of the whole home raises, or names the session and shows the others; a wrong id is still a wrong id."""
+    store.create_session("s2")
+    here = walk_to_the_end(store, job_for(store, "s1"))
+    walk_to_the_end(store, job_for(store, "s2"))
+    (repo_of(home, "s2") / ".git" / "HEAD").write_text("garbage")
+    damaged: list[str] = []
+    for status in (None, "running"):
+        with pytest.raises((errors.Damaged, errors.RepositoryRefused)):
+            store.list(status=status)
+        store.list(status=status, on_damage=lambda session_id, error: damaged.append(session_id))
+    assert damaged == ["s2", "s2"]
+    assert [j.job_id for j in store.list(on_damage=lambda session_id, error: None)] == [here.job_id]
+    with pytest.raises(errors.UnknownJob, match=here.job_id):
+        store.resolve("ffffffff")
+
+
 def test_history_does_not_depend_on_the_derived_trail(store: GitJobStore, home: Path) -> None:
     """Without the file of commit ids, with a torn one, and with a wrong one the history is the same."""
     jobs = [walk_to_the_end(store, job_for(store, "s1", f"job {n}")) for n in range(5)]
