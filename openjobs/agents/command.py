@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..durable import Disk
 from ..errors import InvalidInput
-from ..ids import check_session_id, new_id
+from ..ids import check_session_id, new_id, short
 from ..jobs import TurnRequest, TurnResult
 from ..processes import layout
 from ..processes.command import CommandEnd, run_command
@@ -99,7 +99,9 @@ class CommandProfile:
             finally:
                 said.close()
         if events is None:
-            return TurnResult(final_text=_text(end), error=_error(end, template))
+            return TurnResult(
+                final_text=_text(end, None if self._home is None else request.job_id), error=_error(end, template)
+            )
         return TurnResult(final_text=events.text, error=_judged(events, end, template), usage=events.usage)
 
     def _env(self, request: TurnRequest) -> dict[str, str]:
@@ -222,12 +224,16 @@ def _written(path: Path, prompt: str) -> Path:
     return path
 
 
-def _text(end: CommandEnd) -> str:
-    """Standard output as text, without the last line's end; what was cut is said where it was."""
+def _text(end: CommandEnd, logged: str | None) -> str:
+    """Standard output as text, without the last line's end; what was cut is said where it was.
+
+    `logged` is the job whose log has what was cut.
+    """
     text = end.stdout_tail.decode("utf-8", "replace").removesuffix("\n")
     cut = end.stdout_bytes - len(end.stdout_tail)
     if cut > 0:
-        text = f"[the first {cut:,} bytes were cut]\n{text}"
+        where = "" if logged is None else f"[`openjobs logs {short(logged)}` has them all]\n"
+        text = f"[the first {cut:,} bytes were cut]\n{where}{text}"
     if end.truncated:
         lost = end.seen_bytes - end.stdout_bytes - end.stderr_bytes
         text += f"\n[{lost:,} more bytes of output were not kept]"

@@ -19,7 +19,7 @@ import click
 from ..errors import Closed, HostUnavailable, OpenJobsError, OutcomeUnknown, UnknownJob
 from ..ids import check_job_id, check_session_id, new_id
 from ..jobs import ContextMode, Job, SpawnRequest
-from . import exits, output
+from . import exits, output, shapes
 from .options import AGENT_ID, POSITIVE_SECONDS, SESSION_ID, WORDS, command, is_utf8
 from .reading import print_result, status_line, wait_for
 from .state import DEFAULT_SESSION, State
@@ -71,6 +71,7 @@ def agent_command(state: State, prompt: str, **options: Any) -> int:
         raise click.UsageError("the prompt is empty")
     wanted = _Wanted(prompt=prompt, **options)
     wanted.check(state)
+    state.make_home()
     return _in_background(state, wanted) if wanted.background else _in_foreground(state, wanted)
 
 
@@ -213,6 +214,9 @@ class _Turn:
             output.note(f"{clear}{reason}: stopping job {short_id(job_id)} (Ctrl-C again leaves at once)")
             clear = ""
             job = _ended(state, job)
+        if reason == "interrupted":  # else nobody is there to read it
+            _show_partial(state, job, clear)
+            clear = ""
         if job.terminal:
             output.note(clear + status_line(job))
         else:
@@ -226,6 +230,16 @@ class _Turn:
             except UnknownJob:
                 time.sleep(PAUSE_S)
         return self.cancel(job_id, reason=reason)
+
+
+def _show_partial(state: State, job: Job, clear: str) -> None:
+    """What it had said until it was interrupted."""
+    text = job.result_text if job.terminal else state.partial(job)
+    output.write_to_stderr(clear)
+    if state.json:
+        output.json_value(shapes.job(job) | ({} if job.terminal else {"partial_result": text}))
+    elif text:
+        output.result(text)
 
 
 def _ended(state: State, job: Job) -> Job:

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from ..errors import UnknownAgent
 from . import exits, output
 from .options import CONTEXT, common_options
 from .state import State
@@ -123,7 +124,10 @@ def run(args: Sequence[str]) -> int:
     state = State()
     debug = os.environ.get("OPENJOBS_DEBUG") == "1"
     try:
-        return _run(list(args), state)
+        code = _run(list(args), state)
+        if code == exits.COMPLETED and not state.json and (said := state.nothing_yet()):
+            output.note(f"openjobs: {said}")
+        return code
     except output.ReaderGone:
         output.abandon_stdout()
         return exits.BROKEN_PIPE
@@ -168,6 +172,9 @@ def _usage(error: click.UsageError, state: State) -> int:
 def _failed(error: Exception, state: State) -> int:
     code = exits.of_error(error)
     said = exits.explain(error)
+    if code == exits.NOT_FOUND and not isinstance(error, UnknownAgent) and (nothing := state.nothing_yet()):
+        first, *rest = said.splitlines()
+        said = "\n".join([f"{first}; {nothing}", *rest])
     if state.json:
         _tell_json(error, said.splitlines()[0], code)
     else:

@@ -17,7 +17,7 @@ import click
 
 from ..jobs import EDGES, Job, JobStatus, SpawnRequest, TurnRequest, TurnResult
 from . import exits, live, output, shapes, table
-from .options import command
+from .options import HOME, command
 from .reading import repository_path, session_steps, step_rows
 from .state import State
 from .text import one_line, plural, short_id
@@ -59,7 +59,7 @@ CHILDREN = (
 @click.option(
     "--keep",
     metavar="DIR",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=HOME,
     help="Keep what it does in this home.  [default: a new one among the temporary files]",
 )
 def demo_command(state: State, keep: Path | None) -> int:

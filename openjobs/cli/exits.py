@@ -81,7 +81,7 @@ def explain(error: BaseException) -> str:
     lines = _ACTION.sub("", visible(str(error))).splitlines()[:12]
     if isinstance(error, NotFound):
         lines += _candidates(error, lines[0])
-        if isinstance(error, UnknownSession) and not error.candidates:
+        if isinstance(error, UnknownSession) and not error.candidates and "; " not in lines[0]:
             lines[0] += "; `openjobs sessions` lists those there are"
     elif isinstance(error, SessionBusy) and "again" not in lines[0]:
         lines[0] += " (try again)"

@@ -162,6 +162,7 @@ class _Reader:
     def read(self) -> list[Job]:
         time.sleep(self._pause_s)
         started = time.monotonic()
+        self._state.look_again()
         jobs = self._state.client.list(**self._wanted, limit=self._limit)
         self._pause_s = max(POLL_S, (time.monotonic() - started) * IDLE_SHARE)
         return jobs

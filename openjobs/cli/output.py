@@ -49,8 +49,12 @@ def lines(texts: list[str]) -> None:
 
 def note(text: str) -> None:
     """About the result, not the result: one line on stderr."""
+    write_to_stderr(text + "\n")
+
+
+def write_to_stderr(text: str) -> None:
     try:
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(text)
         sys.stderr.flush()
     except (OSError, ValueError):
         pass  # nobody listens there; what matters went to stdout or into the exit code

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..clock import from_text, to_text
-from ..errors import OpenJobsError
+from ..errors import OpenJobsError, UnknownSession
 from ..jobs import Job
 from . import exits, output, shapes, table
 from .options import JOB_ID, SECONDS, SESSION_ID, command, limit_option
@@ -197,14 +197,14 @@ def status_line(job: Job) -> str:
 def history_command(state: State, id: str | None, session: str | None, limit: int) -> int:  # noqa: A002
     """Show the commits of one job or session, oldest first.
 
-    Without ID: those of the session given by --session, else of the session `default`.
+    Without ID: those of the session given by --session, else of the session `default`, else of the only one.
     """
     if id is not None and session is not None:
         raise click.UsageError("give either a job's ID or --session")
     if id is not None:
         steps = _job_steps(state, state.resolve(id))
     else:
-        steps = session_steps(state, session or DEFAULT_SESSION, limit)
+        steps = session_steps(state, session or _only_session(state), limit)
     if state.json:
         output.json_value({"commits": steps})
     elif output.is_terminal(sys.stdout):
@@ -212,6 +212,19 @@ def history_command(state: State, id: str | None, session: str | None, limit: in
     else:
         output.lines(["\t".join(one_line(str(step[key] or "-")) for key in STEP_KEYS) for step in steps])
     return exits.COMPLETED
+
+
+def _only_session(state: State) -> str:
+    """`default`, else the only one there is. Raises `UnknownSession`, with those there are."""
+    if state.store.has_session(DEFAULT_SESSION):
+        return DEFAULT_SESSION
+    names = state.store.sessions()
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise UnknownSession("there is no session yet; the first `openjobs agent` makes one", candidates=())
+    newest = sorted(names, key=lambda name: _changed_at(state, name), reverse=True)
+    raise UnknownSession(f"there is no session {DEFAULT_SESSION!r}; name one with --session", candidates=newest)
 
 
 STEP_KEYS = ("commit_id", "time", "kind", "status", "job_id", "subject")

@@ -22,12 +22,22 @@ if TYPE_CHECKING:
     from ..jobs import Job
     from ..processes.client import TaskClient
     from ..runner import JobClient, JobRunner
-    from ..store import GitJobStore
+    from ..store import JobStore
     from ..store.index import FileIndex
 
 DEFAULT_SESSION = "default"
 #: sockets take no timeout above 24 days; who waits longer asks again
 LONGEST_WAIT_S = 86_400.0
+
+
+def _is_home(path: Path) -> bool:
+    """Whether anything was ever kept there; what cannot be looked at is told by who uses it."""
+    try:
+        return not set(os.listdir(path)) <= {"config.toml"}
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
 
 
 class State:
@@ -38,14 +48,49 @@ class State:
         self._host: HostClient | None = None
         self._own_host: HostClient | None = None
         self._asked_host = False
+        self._makes_home = False
 
     @cached_property
     def home(self) -> Path:
-        """`--home`, else OPENJOBS_HOME, else the platform's state directory of this user; made if missing."""
+        """`--home`, else OPENJOBS_HOME, else the platform's state directory of this user.
+
+        Made if missing by a command line that runs something; a look at a home that is not there makes nothing.
+        """
+        output.show_warnings()
+        if self.missing:
+            return self.unchecked_home
         from ..host.config import prepare_home
 
-        output.show_warnings()
         return prepare_home(self.unchecked_home)
+
+    @cached_property
+    def missing(self) -> bool:
+        """There is no home yet, and none is made: what is looked at is an empty one in memory."""
+        return not self._makes_home and not _is_home(self.unchecked_home)
+
+    def make_home(self) -> None:
+        """From now on the home is made where it is missing."""
+        self._makes_home = True
+        self._forget_missing()
+
+    def look_again(self) -> None:
+        """Somebody may have made the home in the meantime."""
+        if self.missing and _is_home(self.unchecked_home):
+            self._forget_missing()
+
+    def _forget_missing(self) -> None:
+        if self.__dict__.pop("missing", False):
+            self.close()
+        for name in ("home", "parent_job"):
+            self.__dict__.pop(name, None)
+
+    def nothing_yet(self) -> str | None:
+        """What to say when a home was looked at that is not there."""
+        if not self.__dict__.get("missing"):
+            return None
+        from .text import one_line
+
+        return f"there is no home at {one_line(str(self.unchecked_home))} yet"
 
     @cached_property
     def unchecked_home(self) -> Path:
@@ -71,7 +116,11 @@ class State:
             return None
 
     @cached_property
-    def store(self) -> GitJobStore:
+    def store(self) -> JobStore:
+        if self.missing:
+            from ..store import MockTaskStore
+
+            return MockTaskStore()
         from ..store import GitJobStore
 
         return GitJobStore(self.home)
@@ -98,8 +147,9 @@ class State:
 
     def use_home(self, home: Path) -> None:
         """Another home than the user's own (a demo)."""
-        self.__dict__.pop("home", None)
         self.home_option = home
+        self.__dict__.pop("unchecked_home", None)
+        self.make_home()
 
     def adopt(self, runtime: Runtime) -> JobRunner:
         """Use the runner of this process and its store from now on; who opened them closes them."""

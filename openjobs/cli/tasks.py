@@ -59,6 +59,9 @@ def run_command(
     What it writes is passed on, and kept. The exit code is its own, 124 after --timeout, 128 and the
     number of the signal that ended it. Ctrl-C ends the whole process tree. It reads nothing from here.
     """
+    if session is not None:
+        check_session_id(session)
+    state.make_home()
     wanted = session or (state.parent_job.parent_session_id if state.parent_job else DEFAULT_SESSION)
     check_session_id(wanted)
     if detach:

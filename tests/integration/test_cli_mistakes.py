@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from openjobs.cli import table
+from tests.support import eventually
 from tests.support.cli import Cli, Terminal
 
 HUGE = "9" * 20
@@ -177,3 +181,106 @@ def test_hints_are_for_who_reads_the_screen_not_for_scripts(cli: Cli) -> None:
         with Terminal(["sh", "-c", script], cli.env) as terminal:
             terminal.wait()
         assert terminal.text.split() == [":0:"]
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_id_is_said_to_be_empty(cli: Cli, empty: str) -> None:
+    """Whatever takes an id, a session or a home refuses nothing at all, in one line."""
+    echo(cli)
+    for name in ("stop", "wait", "show", "output", "logs", "history"):
+        assert "the id is empty" in cli.inside(name, empty, code=2).err
+    assert "the id is empty" in cli.inside("list", "--parent", empty, code=2).err
+    for args in (["run", "--session", empty, "true"], ["list", "--session", empty], ["fsck", empty]):
+        assert "the session is empty" in cli.inside(*args, code=2).err
+    assert "the profile is empty" in cli.inside("agent", "--agent", empty, "hi", code=2).err
+    for args in (["--home", empty, "list"], ["list", "--home", empty], ["demo", "--keep", empty]):
+        said = cli.inside(*args, code=2)
+        assert "directory is empty" in said.err
+        assert len(said.err.splitlines()) == 1
+
+
+def test_history_without_an_id_takes_the_only_session_or_names_those_there_are(cli: Cli) -> None:
+    """`default` where there is one, else the only one; else the names to choose from."""
+    echo(cli, "--session", "first")
+    assert cli.inside("history").out == cli.inside("history", "--session", "first").out != ""
+    echo(cli, "--session", "second")
+    said = cli.inside("history", code=3).err
+    assert "--session" in said
+    assert "first" in said
+    assert "second" in said
+    assert set(json.loads(cli.inside("history", "--json", code=3).err)["candidates"]) == {"first", "second"}
+    echo(cli)
+    assert cli.inside("history").out == cli.inside("history", "--session", "default").out
+
+
+LISTS = [["list"], ["ps"], ["ps", "-a"], ["sessions"], ["recover"], ["fsck"], ["gc"], ["gc", "--older-than", "1d"]]
+IDS = [
+    *([name, "abc"] for name in ("show", "output", "logs", "wait", "stop", "history", "fsck", "gc")),
+    *(["history"], ["history", "--session", "x"], ["list", "--session", "x"], ["list", "--parent", "abc"]),
+    *(["ps", "--session", "x"], ["logs", "-f", "abc"]),
+]
+
+
+@pytest.mark.parametrize("what", ["nothing", "empty", "a profile"])
+def test_looking_at_a_home_that_is_not_there_makes_nothing(cli: Cli, what: str) -> None:
+    """Lists are empty, ids are not found, and both say that there is no home yet."""
+    if what != "nothing":
+        cli.home.mkdir(mode=0o755)
+    if what == "a profile":
+        (cli.home / "config.toml").write_text('[profiles.mine]\ncommand = ["echo", "{prompt}"]\n')
+    before = sorted(cli.home.parent.rglob("*"))
+    mode = cli.home.stat().st_mode if what != "nothing" else None
+    for args in LISTS:
+        said = cli.inside(*args)
+        assert said.out == ""
+        assert f"there is no home at {cli.home} yet" in said.err
+        assert cli.inside(*args, "--json").err == ""
+    for args in IDS:
+        assert f"there is no home at {cli.home} yet" in cli.inside(*args, code=3).err.splitlines()[0]
+        assert "no home" in json.loads(cli.inside(args[0], "--json", *args[1:], code=3).err)["message"]
+    cli.inside("agent", "--agent", "xyzzy", "hi", code=3)
+    assert sorted(cli.home.parent.rglob("*")) == before
+    assert (cli.home.stat().st_mode if what != "nothing" else None) == mode
+    echo(cli)
+    assert cli.inside("list").err == ""
+    assert cli.inside("show", "abc", code=3).err.count("no home") == 0
+
+
+def test_a_watched_list_sees_a_home_that_is_made_later(cli: Cli) -> None:
+    """`list --watch` makes none either."""
+    with cli.start("list", "--watch") as watching:
+        assert watching.stdout is not None
+        with pytest.raises(subprocess.TimeoutExpired):
+            watching.wait(1.0)
+        assert not cli.home.exists()
+        echo(cli, "-d", "at last")
+        assert "at last" in watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(20) == 130
+
+
+def test_a_cut_result_says_where_all_of_it_is(cli: Cli) -> None:
+    """The command that it names prints every byte."""
+    job_id = uuid(1)
+    done = cli.inside("agent", "--agent", "shell", "--job-id", job_id, "head -c 2000000 /dev/zero | tr '\\0' x")
+    first, second, _ = done.out.split("\n", 2)
+    assert first.endswith("bytes were cut]")
+    assert second == f"[`openjobs logs {job_id[:8]}` has them all]"
+    assert len(cli.run("logs", job_id[:8]).out) == 2_000_000
+
+
+@pytest.mark.parametrize("with_host", [False, True], ids=["own runner", "host"])
+def test_ctrl_c_shows_what_was_said_so_far(cli: Cli, tmp_path: Path, with_host: bool) -> None:
+    """On stdout, as `output` would; with --json the job."""
+    if with_host:
+        cli.run("agent", "--agent", "echo", "-b", "hi")
+    for more in ([], ["--json"]):
+        ready = tmp_path / f"ready{len(more)}"
+        with cli.start("agent", "--agent", "shell", *more, f"echo half; touch {ready}; sleep 60") as one:
+            eventually(ready.exists, 20)
+            time.sleep(0.2)
+            one.send_signal(signal.SIGINT)
+            out, err = one.communicate(timeout=20)
+        assert one.returncode == 130, err
+        assert (json.loads(out)["result_text"] if more else out.strip()) == "half"
+        assert "cancelled" in err
