@@ -83,6 +83,8 @@ class Live:
         self.look_at = 0.0
         self.pause_s = _LOOK_S[0]
         self.retry_s = _RETRY_S[0]
+        #: said once that its output or end cannot be written
+        self.warned = False
         #: the grace of the stop that was acted on
         self.stop_grace_s: float | None = None
         self.sizes = (0, 0)
@@ -395,8 +397,14 @@ class Attendant:
                 more = self._step(live)
             except _PASSING as error:
                 retry = True
-                level = logging.DEBUG if isinstance(error, LogBusy | SessionBusy) else logging.WARNING
-                log.log(level, "task %s: output or end could not be written, and is again: %s", live.task_id, error)
+                quiet = live.warned or isinstance(error, LogBusy | SessionBusy)
+                live.warned = live.warned or not quiet
+                log.log(
+                    logging.DEBUG if quiet else logging.WARNING,
+                    "task %s: its output or end cannot be written now; it is tried again until it can: %s",
+                    live.task_id,
+                    error,
+                )
             except Exception:
                 retry = True
                 log.exception("task %s: a step failed and is tried again", live.task_id)
