@@ -60,7 +60,8 @@ def list_command(
             _watch(state, wanted, limit)
         except KeyboardInterrupt:  # the way to end it, nothing to complain about
             return exits.INTERRUPTED
-    jobs = state.client.list(**wanted, limit=limit + 1 if limit else None)
+    damaged: dict[str, Exception] = {}
+    jobs = state.client.list(**wanted, limit=limit + 1 if limit else None, on_damage=damaged.__setitem__)
     more = bool(limit) and len(jobs) > limit
     jobs = jobs[:limit] if limit else jobs
     if state.json:
@@ -68,7 +69,9 @@ def list_command(
     else:
         print_jobs(state, jobs)
         _say_more(state, jobs, more, bool(session or status or parent or before))
-    return exits.COMPLETED
+    for session_id, error in sorted(damaged.items()):
+        output.note(f"session {session_id} is not listed: {error}")
+    return exits.REFUSED if damaged else exits.COMPLETED
 
 
 def print_jobs(state: State, jobs: list[Job]) -> None:

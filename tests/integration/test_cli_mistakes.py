@@ -284,3 +284,14 @@ def test_ctrl_c_shows_what_was_said_so_far(cli: Cli, tmp_path: Path, with_host: 
         assert one.returncode == 130, err
         assert (json.loads(out)["result_text"] if more else out.strip()) == "half"
         assert "cancelled" in err
+
+
+def test_a_session_that_cannot_be_read_hides_no_other(cli: Cli) -> None:
+    """`list` shows the healthy ones, names the other on stderr, and exits with 6; a wrong id stays a wrong id."""
+    echo(cli, "--session", "good")
+    echo(cli, "--session", "bad")
+    (cli.home / "sessions" / "bad" / "repo" / ".git" / "HEAD").write_text("garbage\n")
+    said = cli.inside("list", code=6)
+    assert [line.split("\t")[5] for line in said.out.splitlines()] == ["good"]
+    assert "session bad is not listed" in said.err
+    assert "no job id begins with" in cli.inside("show", "ffffffff", code=3).err
