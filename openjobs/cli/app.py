@@ -174,7 +174,7 @@ def _failed(error: Exception, state: State) -> int:
     said = exits.explain(error)
     if code == exits.NOT_FOUND and not isinstance(error, UnknownAgent) and (nothing := state.nothing_yet()):
         first, *rest = said.splitlines()
-        said = "\n".join([f"{first}; {nothing}", *rest])
+        said = "\n".join([f"{first.partition('; `')[0]}; {nothing}", *rest])  # instead of where to look
     if state.json:
         _tell_json(error, said.splitlines()[0], code)
     else:

@@ -37,9 +37,6 @@ BROKEN_PIPE = 141  #: the reader of our output went away
 #: how many candidates an answer names
 CANDIDATES = 8
 
-#: the host's name for what it was asked, in front of its errors; nobody typed it
-_ACTION = re.compile(r"\A[a-z]+_(?:jobs?|tasks?|session): ")
-
 
 def of_job(job: Job) -> int:
     ended = {"completed": COMPLETED, "errored": ERRORED, "cancelled": CANCELLED}
@@ -78,7 +75,9 @@ def explain(error: BaseException) -> str:
         if isinstance(error, OSError):
             return what
         return f"openjobs failed: {type(error).__name__}: {what} (OPENJOBS_DEBUG=1 shows where)"
-    lines = _ACTION.sub("", visible(str(error))).splitlines()[:12]
+    # The host puts its name for what it was asked in front; nobody typed that.
+    said = re.sub(r"\A[a-z]+_(?:jobs?|tasks?|session): ", "", visible(str(error)))
+    lines = said.splitlines()[:12]
     if isinstance(error, NotFound):
         lines += _candidates(error, lines[0])
         if isinstance(error, UnknownSession) and not error.candidates and "; " not in lines[0]:

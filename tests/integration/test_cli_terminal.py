@@ -188,7 +188,8 @@ def test_waiting_tells_each_end_on_a_line_of_its_own(cli: Cli) -> None:
 def test_hints_are_for_people(cli: Cli) -> None:
     """What to do next is said on a terminal only."""
     assert "no jobs yet" in on_terminal(cli, "list")
-    assert cli.run("list").err == ""
+    cli.inside("agent", "--agent", "echo", "x")
+    assert cli.run("list", "--session", "default", "--status", "errored").err == ""
     assert "openjobs output" in on_terminal(cli, "agent", "--agent", "echo", "-b", "x")
     assert cli.run("agent", "--agent", "echo", "-b", "x").err == ""
 

@@ -18,6 +18,7 @@ from openjobs.errors import (
     AmbiguousId,
     Damaged,
     IdempotencyConflict,
+    InvalidInput,
     InvalidSessionId,
     OutcomeUnknown,
     StoreWriteFailed,
@@ -236,6 +237,12 @@ def test_the_exit_code_of_several_jobs_is_that_of_the_worst(statuses: list[str],
 def test_each_error_has_its_exit_code(error: Exception, code: int) -> None:
     """Not found is 3, a value of the wrong form 2, a damaged or refusing store 6, anything else 1."""
     assert exits.of_error(error) == code
+
+
+@pytest.mark.parametrize("action", ["spawn_job", "list_jobs", "start_task", "cancel_session"])
+def test_an_explanation_names_no_action_of_the_host(action: str) -> None:
+    """What stands in front of a host's error is a name that nobody typed."""
+    assert exits.explain(InvalidInput(f"{action}: cwd must be text")) == "cwd must be text"
 
 
 def test_an_explanation_names_candidates_and_hides_nothing() -> None:
