@@ -171,7 +171,8 @@ class Keeper:
         due = [t for t in (self._timeout_at, self._ending_due if self._ending else None) if t is not None]
         if not due:
             return None
-        return max(0, int((min(due) - time.monotonic()) * 1000) + 1)
+        # poll takes 31 bits; one that wakes too early only looks again.
+        return max(0, min(int((min(due) - time.monotonic()) * 1000) + 1, 2**31 - 1))
 
     # --- signals ---
 
