@@ -20,13 +20,12 @@ from openjobs.jobs import (
     Job,
     JobStatus,
     Queued,
-    SpawnRequest,
     Started,
-    request_digest,
 )
 from openjobs.session import cards
 from openjobs.store import GitJobStore, JobStore, MockTaskStore
 from tests.support import FakeClock
+from tests.support.jobs import job_for
 
 
 @pytest.fixture(params=["memory", "git"])
@@ -48,20 +47,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> I
 @pytest.fixture
 def sid(store: JobStore) -> str:
     return store.create_session("s1", title="A session")
-
-
-def job_for(store: JobStore, sid: str, prompt: str = "do it", **fields: object) -> Job:
-    request = SpawnRequest(prompt=prompt, parent_session_id=sid)
-    base = Job(
-        job_id=store.new_id(),
-        subject=prompt[:40],
-        description=prompt,
-        agent_id="main",
-        created_at=store.clock.now(),
-        parent_session_id=sid,
-        request_digest=request_digest(request),
-    )
-    return attrs.evolve(base, **fields)  # type: ignore[arg-type]
 
 
 def completed(store: JobStore, text: str = "done", **fields: object) -> Completed:
