@@ -137,9 +137,6 @@ class Catalog:
             if not wanted.isdisjoint(self._tags[number]):
                 yield number
 
-    def tags(self, number: int) -> bytes:
-        return self._tags[number]
-
     # --- its file ---
 
     def _append(self, number: int, version: str, keys: bytes, tags: bytes) -> None:

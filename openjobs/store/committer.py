@@ -160,11 +160,6 @@ class Committer:
         with self._lock:
             return sum(1 for lane in self._lanes.values() for op in lane.waiting if op.failures)
 
-    def waiting(self, session_id: str) -> bool:
-        with self._lock:
-            lane = self._lanes.get(session_id)
-            return lane is not None and bool(lane.waiting)
-
     def close(self, timeout_s: float | None = None) -> None:
         """Take nothing more, commit what waits, and end. What `timeout_s` leaves fails with `Closed`."""
         with self._lock:
