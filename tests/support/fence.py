@@ -39,9 +39,12 @@ class Outside(AssertionError):
 
 
 def inside(path: str, roots: tuple[str, ...]) -> bool:
-    """Whether the entry named by `path` lies below one of `roots`, links in its directories followed."""
+    """Whether the entry named by `path` is one of `roots` or lies below it, links in its directories followed.
+
+    A root itself counts: pytest makes its cache with `mkdir -p`, which names the project's own folder.
+    """
     where = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(path))), os.path.basename(path))
-    return where.startswith(roots) or "/__pycache__" in where
+    return (where + "/").startswith(roots) or "/__pycache__" in where
 
 
 def put_up(project: Path) -> None:

@@ -61,3 +61,10 @@ def test_inside_everything_works(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
     with open(os.devnull, "w"), open(__file__):
         pass
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/dev", str(Path(__file__).parents[2])])
+def test_a_root_itself_may_be_made_when_it_is_there(place: str) -> None:
+    """`mkdir -p` names the project's folder before what lies in it, wherever the checkout is."""
+    Path(place).mkdir(parents=True, exist_ok=True)
+    assert not fence.refused
