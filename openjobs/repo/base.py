@@ -128,6 +128,10 @@ class Repository(Protocol):
         Raises `RepositoryBusy`, `errors.StoreWriteFailed`."""
         ...
 
+    def rest(self) -> None:
+        """Keep little more in memory than what the next small write needs; called by the writing thread."""
+        ...
+
     def close(self) -> None:
         """Give back files and memory. May be opened again by any later call."""
         ...

@@ -289,6 +289,9 @@ class GitRepository:
         self._open()
         return check(self.path, self._objects)
 
+    def rest(self) -> None:
+        self._objects.rest()
+
     def close(self) -> None:
         with contextlib.suppress(OSError):  # housekeeping: the next process does it
             if self._retired and self._flock.try_acquire():

@@ -136,5 +136,8 @@ class MemoryRepository:
     def maintain(self) -> None:
         """Nothing to do."""
 
+    def rest(self) -> None:
+        """All that there is is in memory."""
+
     def close(self) -> None:
         """Nothing to give back."""

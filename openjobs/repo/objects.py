@@ -41,6 +41,9 @@ from .trees import EMPTY, Tree
 _IDX_IN_MEMORY_BYTES = 64 << 10
 _CACHE_BYTES = 8 << 20
 _CACHED_TREES = 64
+#: what stays of both while the repository rests
+_RESTING_BYTES = 64 << 10
+_RESTING_TREES = 8
 #: what a `.keep` file of ours says; anything else in one means that the pack is somebody else's
 KEEP_TEXT = b"openjobs\n"
 #: the same for a pack that was encoded anew; cut, it is `KEEP_TEXT` or the beginning of it
@@ -209,6 +212,13 @@ class ObjectStore:
         self._packs: list[PackFile] = []
         self._listing_is_old = True
         self.rolling: RollingPack | None = None
+
+    def rest(self) -> None:
+        """Only what was met last stays in memory, and the rolling pack."""
+        with self._lock:
+            self._shrink(_RESTING_BYTES)
+            while len(self._trees) > _RESTING_TREES:
+                self._trees.popitem(last=False)
 
     def close(self) -> None:
         with self._lock:
@@ -403,7 +413,10 @@ class ObjectStore:
             return
         self._cache[sha] = found
         self._cached_bytes += size + 200
-        while self._cached_bytes > _CACHE_BYTES:
+        self._shrink(_CACHE_BYTES)
+
+    def _shrink(self, limit_bytes: int) -> None:
+        while self._cached_bytes > limit_bytes:
             _, dropped = self._cache.popitem(last=False)
             self._cached_bytes -= len(dropped[1]) + 200
 

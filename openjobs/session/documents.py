@@ -31,6 +31,9 @@ _TAG_OF = {status.value: tag for status, tag in STATUS_TAG.items()}
 
 _PARSED_LIMIT = 12
 _PLACES_LIMIT = 4096
+#: what is kept of a session that nobody has used for a while: `meta.json`, the newest page, the open segment
+_RESTING_PARSED = 3
+_RESTING_PLACES = 128
 
 
 class Memory:
@@ -69,15 +72,25 @@ class Memory:
         with self.lock:
             self._parsed[path] = (data, value)
             self._parsed.move_to_end(path)
-            while len(self._parsed) > _PARSED_LIMIT:
-                self._parsed.popitem(last=False)
+            _keep_last(self._parsed, _PARSED_LIMIT)
 
     def remember(self, places: OrderedDict[str, int], item_id: str, number: int) -> None:
         with self.lock:
             places[item_id] = number
             places.move_to_end(item_id)
-            while len(places) > _PLACES_LIMIT:
-                places.popitem(last=False)
+            _keep_last(places, _PLACES_LIMIT)
+
+    def rest(self) -> None:
+        """Keep little more than what the next small change needs."""
+        with self.lock:
+            _keep_last(self._parsed, _RESTING_PARSED)
+            _keep_last(self.job_pages, _RESTING_PLACES)
+            _keep_last(self.node_segments, _RESTING_PLACES)
+
+
+def _keep_last(kept: OrderedDict[str, Any], limit: int) -> None:
+    while len(kept) > limit:
+        kept.popitem(last=False)
 
 
 def _page_entries(view: View, number: int) -> Entries:

@@ -49,7 +49,10 @@ from .session import Session
 
 #: a submit that another program keeps out for this long ends with `SessionBusy`
 GIVE_UP_S = 10.0
-_OPEN_REPOSITORIES = 8
+#: so many sessions, those used last, keep their caches; more of them stay open with what the next small
+#: change needs (opening one costs as much as a few jobs, docs/performance.md)
+_BUSY_SESSIONS = 8
+_OPEN_SESSIONS = 128
 _KNOWN_JOBS = 4096
 _CANDIDATES = 5
 
@@ -87,10 +90,12 @@ _news = itertools.count(step=1 << 32)
 class _Open:
     """A session that this process has in use: its repository and what is remembered of it."""
 
-    __slots__ = ("memory", "news", "own_head", "repository", "trail")
+    __slots__ = ("memory", "news", "own_head", "repository", "rests", "trail")
 
     def __init__(self, repository: Repository, private: Path | None) -> None:
         self.repository = repository
+        #: its caches were made small, and nobody has used it since
+        self.rests = False
         self.memory = Memory(private)
         self.trail = Trail(private / "commits" if private is not None else None)
         #: the newest commit that is known to hold nothing unseen (see `JobStore.asked`)
@@ -555,15 +560,19 @@ class JobStore(ABC):
         return Operation(decide=decide, result=lambda: None)
 
     def rest(self, session_id: str) -> None:
-        """Give back the files of sessions that were not used for the longest time."""
+        """Give back what sessions hold that were not used for the longest time."""
         with self._lock:
-            spare = [
-                self._open.pop(sid)
-                for sid in list(self._open)[: max(0, len(self._open) - _OPEN_REPOSITORIES)]
-                if sid != session_id
-            ]
-        for opened in spare:
+            oldest = list(itertools.islice(self._open, max(0, len(self._open) - _BUSY_SESSIONS)))
+            surplus = max(0, len(self._open) - _OPEN_SESSIONS)
+            closing = [self._open.pop(sid) for sid in oldest[:surplus] if sid != session_id]
+            resting = [opened for sid in oldest[surplus:] if not (opened := self._open[sid]).rests]
+            for opened in resting:
+                opened.rests = True
+        for opened in closing:
             opened.repository.close()
+        for opened in resting:
+            opened.memory.rest()
+            opened.repository.rest()
 
     # --- the end ---
 
@@ -604,6 +613,7 @@ class JobStore(ABC):
             opened = self._open.get(session_id)
             if opened is not None:
                 self._open.move_to_end(session_id)
+                opened.rests = False
                 return opened
             repository, private = self._open_repository(session_id)
             opened = self._open[session_id] = _Open(repository, private)
@@ -709,7 +719,7 @@ class JobStore(ABC):
                     chosen = documents = self.documents(entry.session_id)
                     if few is not None:
                         chosen = {job.job_id: job for job in documents.jobs_newest_first(few)}
-                    if few is not None or len(sessions) < _OPEN_REPOSITORIES:
+                    if few is not None or len(sessions) < _BUSY_SESSIONS:
                         sessions[entry.session_id] = chosen
                 if chosen is None:
                     continue

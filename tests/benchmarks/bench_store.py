@@ -391,19 +391,23 @@ def bench_memory(base: Path, quick: bool) -> dict[str, Any]:
             full_job(store, mine, sessions[mine % 100])
 
     pool = [threading.Thread(target=work) for _ in range(16)]
+    started = time.perf_counter()
     for thread in pool:
         thread.start()
     while any(thread.is_alive() for thread in pool):
         samples.append((number[0], _rss_bytes()))
         most_files = max(most_files, len(os.listdir("/dev/fd")))
         time.sleep(0.2)
+    took = time.perf_counter() - started
     threads = threading.active_count()
     store.close()
-    after_tenth = [rss for done, rss in samples if done >= jobs // 10] or [samples[-1][1]]
+    tenths = {}
+    for tenth in range(1, 11):
+        tenths[f"{tenth}/10"] = round(next((rss for done, rss in samples if done >= jobs * tenth // 10), 0) / 2**20, 1)
     return {
         "jobs": jobs,
-        "rss_mb_after_a_tenth": round(after_tenth[0] / 2**20, 1),
-        "rss_mb_at_the_end": round(after_tenth[-1] / 2**20, 1),
+        "jobs_per_s": round(jobs / took, 1),
+        "rss_mb_by_tenths": tenths,
         "rss_mb_peak": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "most_open_files": most_files,
         "threads_of_the_store": threads - 1,
