@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .base import Change, CommitInfo, Outcome, Repository, RepositoryBusy, Transaction, View
+from .base import (
+    MAINTAIN_GAP_S,
+    MAINTAIN_WAIT_S,
+    Change,
+    CommitInfo,
+    Maintenance,
+    Outcome,
+    Repository,
+    RepositoryBusy,
+    Transaction,
+    View,
+)
 from .memory import MemoryRepository
 
 if TYPE_CHECKING:
     from .git import GitRepository
 
 __all__ = [
+    "MAINTAIN_GAP_S",
+    "MAINTAIN_WAIT_S",
     "Change",
     "CommitInfo",
     "GitRepository",
+    "Maintenance",
     "MemoryRepository",
     "Outcome",
     "Repository",

@@ -84,6 +84,28 @@ class Outcome:
     error: Exception | None = None
 
 
+#: how long other processes get in between two steps of maintenance; who is put off tries again within 50 ms
+MAINTAIN_GAP_S = 0.06
+#: how long maintenance that has begun waits for a lock
+MAINTAIN_WAIT_S = 10.0
+
+
+class Maintenance(Protocol):
+    """One run that makes a repository small. What its steps have done stands, whenever it ends."""
+
+    def step(self) -> bool:
+        """A bounded part of the work, a second or so; False when nothing is left to do.
+
+        Raises `RepositoryBusy` (nothing was done; try again), `errors.StoreWriteFailed`, and at the end
+        `errors.Damaged` where a pack had to be left as it is.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds. Twice is once."""
+        ...
+
+
 class Repository(Protocol):
     """Owned by one thread at a time for `transact`; `view` and `log` may be called by any thread."""
 
@@ -126,6 +148,10 @@ class Repository(Protocol):
     def maintain(self) -> None:
         """Bring the repository to its smallest size. No object is ever dropped; safe beside other programs.
         Raises `RepositoryBusy`, `errors.StoreWriteFailed`."""
+        ...
+
+    def maintenance(self) -> Maintenance:
+        """The same in steps, for the thread that transacts: it may transact between two of them."""
         ...
 
     def rest(self) -> None:

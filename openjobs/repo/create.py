@@ -19,10 +19,12 @@ from ..durable import Disk, FileLock
 from ..errors import OpenJobsError, OutcomeUnknown, SessionExists, StoreWriteFailed
 from . import message
 from .draft import AUTHOR, Draft, Head
+from .heal import Listing
 from .index import Index, make_entry, mode_of
 from .objects import ObjectStore
 from .packdir import PackDirectory
 from .packs import RollingPack
+from .trees import EXECUTABLE, decode_name
 
 BRANCH = "refs/heads/main"
 
@@ -112,18 +114,14 @@ def _make(
     trailers: Sequence[tuple[str, str]],
     now: datetime,
 ) -> None:
-    disk.mkdir(root)
-    for directory in _DIRECTORIES:
-        disk.mkdir(root / directory)
+    _make_directories(root, disk)
     if not lock.try_acquire():
         raise FileNotFoundError(errno.ENOENT, "swept by another process", str(root))
     git_dir = root / ".git"
     objects = ObjectStore(git_dir)
     objects.rolling = RollingPack()
     commit, states = _first_commit(objects, files, subject, trailers, now)
-    disk.write_new(git_dir / "HEAD", f"ref: {BRANCH}\n".encode())
-    disk.write_new(git_dir / "config", _CONFIG)
-    disk.write_new(git_dir / "info" / "attributes", _ATTRIBUTES)
+    _write_settings(git_dir, disk, BRANCH)
     PackDirectory(objects, disk).publish(objects.rolling.encode())
     index = Index()
     for name, sha in states.items():
@@ -147,6 +145,37 @@ def _make(
     for directory in reversed(_DIRECTORIES):
         disk.sync_dir(root / directory)
     disk.sync_dir(root)
+
+
+def _make_directories(root: Path, disk: Disk) -> None:
+    disk.mkdir(root)
+    for directory in _DIRECTORIES:
+        disk.mkdir(root / directory)
+
+
+def _write_settings(git_dir: Path, disk: Disk, branch: str) -> None:
+    disk.write_new(git_dir / "HEAD", f"ref: {branch}\n".encode())
+    disk.write_new(git_dir / "config", _CONFIG)
+    disk.write_new(git_dir / "info" / "attributes", _ATTRIBUTES)
+
+
+def make_skeleton(root: Path, disk: Disk, branch: str) -> None:
+    """A repository without objects and refs, in a new directory; for `bundle.restore`, which fills it."""
+    _make_directories(root, disk)
+    _write_settings(root / ".git", disk, branch)
+
+
+def write_work_tree(root: Path, disk: Disk, objects: ObjectStore, listing: Listing) -> None:
+    """The files of a commit and the index that says so, in a fresh repository; synced, with all directories."""
+    index = Index()
+    for name, (mode, sha) in listing.items():
+        place = root / decode_name(name)
+        _make_parents(root, place.parent, disk)
+        disk.write_new(place, objects.blob(sha), 0o700 if mode == EXECUTABLE else 0o600)
+        index.put(name, make_entry(name, sha, mode, os.lstat(place)))
+    disk.write_new(root / ".git" / "index", index.encode())
+    for directory, _, _ in os.walk(root, topdown=False):
+        disk.sync_dir(directory)
 
 
 def _first_commit(
@@ -197,4 +226,4 @@ def _sweep(path: Path, disk: Disk) -> None:
                 _remove(abandoned, disk)
 
 
-__all__ = ["create"]
+__all__ = ["create", "make_skeleton", "write_work_tree"]

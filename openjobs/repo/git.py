@@ -36,7 +36,16 @@ from pathlib import Path
 from ..durable import Disk, FileLock
 from ..errors import Damaged, NotFound, OpenJobsError, OutcomeUnknown, RepositoryRefused, StoreWriteFailed
 from . import maintain, refuse
-from .base import CommitInfo, Outcome, RepositoryBusy, Transaction, View
+from .base import (
+    MAINTAIN_GAP_S,
+    MAINTAIN_WAIT_S,
+    CommitInfo,
+    Maintenance,
+    Outcome,
+    RepositoryBusy,
+    Transaction,
+    View,
+)
 from .draft import AUTHOR, Draft, FileState, Head
 from .heal import mend_files
 from .index import Index, Signature, make_entry, mode_of, signature
@@ -53,11 +62,6 @@ from .worktree import WorkTree
 log = logging.getLogger(__name__)
 
 Mark = tuple[int, int, int]
-
-#: how long other processes get in between two steps of maintenance; who is put off tries again within 50 ms
-_GAP_S = 0.06
-#: how long maintenance that has begun waits for a lock
-_MAINTAIN_WAIT_S = 10.0
 
 
 class GitRepository:
@@ -242,28 +246,29 @@ class GitRepository:
         The locks are given back between two steps of a second or so, and what was done by then stands.
         Raises `RepositoryBusy` where they are taken at the beginning, or for long later on.
         """
-        with contextlib.closing(Repacker(self._packs, self._objects)) as repacker:
-            self._maintain(repacker)
-        if repacker.damaged:
-            path = repacker.damaged[0]
-            raise Damaged(f"{path} is damaged; everything else was made small", path=path)
+        with contextlib.closing(self.maintenance()) as maintenance:
+            give_up_at, is_going_on = -math.inf, True
+            while is_going_on:
+                started = time.monotonic()
+                try:
+                    is_going_on = maintenance.step()
+                except RepositoryBusy:
+                    if time.monotonic() > give_up_at:
+                        raise
+                    time.sleep(MAINTAIN_GAP_S)
+                    continue
+                now = time.monotonic()
+                give_up_at = now + MAINTAIN_WAIT_S
+                if is_going_on and now - started > MAINTAIN_GAP_S:
+                    time.sleep(MAINTAIN_GAP_S)
 
-    def _maintain(self, repacker: Repacker) -> None:
-        give_up_at, is_going_on = -math.inf, True
-        while is_going_on:
-            started = time.monotonic()
-            try:
-                with self._flocked(), _as_refusal():
-                    is_going_on = self._maintain_step(repacker)
-            except RepositoryBusy:
-                if time.monotonic() > give_up_at:
-                    raise
-                time.sleep(_GAP_S)
-                continue
-            now = time.monotonic()
-            give_up_at = now + _MAINTAIN_WAIT_S
-            if is_going_on and now - started > _GAP_S:
-                time.sleep(_GAP_S)
+    def maintenance(self) -> Maintenance:
+        return _Steps(self, Repacker(self._packs, self._objects))
+
+    def maintain_step(self, repacker: Repacker) -> bool:
+        """One step under the lock; see `maintenance`."""
+        with self._flocked(), _as_refusal():
+            return self._maintain_step(repacker)
 
     def _maintain_step(self, repacker: Repacker) -> bool:
         """False when nothing is left to do."""
@@ -648,6 +653,23 @@ class GitRepository:
         """All that is known of the disk may be wrong: it is read and mended again before the next write."""
         self._forget()
         self._healed = False
+
+
+class _Steps:
+    def __init__(self, repository: GitRepository, repacker: Repacker) -> None:
+        self._repository = repository
+        self._repacker = repacker
+
+    def step(self) -> bool:
+        if self._repository.maintain_step(self._repacker):
+            return True
+        if self._repacker.damaged:
+            path = self._repacker.damaged[0]
+            raise Damaged(f"{path} is damaged; everything else was made small", path=path)
+        return False
+
+    def close(self) -> None:
+        self._repacker.close()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import attrs
 
 from ..errors import Damaged, NotFound, Refused
-from .base import Change, CommitInfo, Outcome, Transaction, View
+from .base import Change, CommitInfo, Maintenance, Outcome, Transaction, View
 from .message import clean_subject, clean_trailers
 
 AUTHOR = "openjobs <openjobs@localhost>"
@@ -42,6 +42,14 @@ class _MemoryView:
     def names(self, directory: str) -> Sequence[str]:
         prefix = directory + "/" if directory else ""
         return sorted({p[len(prefix) :].split("/", 1)[0] for p in self._files if p.startswith(prefix)})
+
+
+class _NothingToDo:
+    def step(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Holds nothing."""
 
 
 class MemoryRepository:
@@ -132,6 +140,9 @@ class MemoryRepository:
     def check(self) -> Sequence[str]:
         """Nothing on disk that could be wrong."""
         return []
+
+    def maintenance(self) -> Maintenance:
+        return _NothingToDo()
 
     def maintain(self) -> None:
         """Nothing to do."""

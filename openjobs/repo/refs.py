@@ -5,6 +5,7 @@ Sources: gitrepository-layout(5), git-check-ref-format(1).
 
 from __future__ import annotations
 
+import os
 import re
 
 from ..errors import Damaged, RepositoryRefused
@@ -32,6 +33,34 @@ def read_branch(git_dir: str) -> str:
     if not _BRANCH.match(name) or name.endswith("/"):
         raise RepositoryRefused("HEAD names something that is not a branch")
     return name
+
+
+def is_branch(name: str) -> bool:
+    """Whether that can be the full name of a branch."""
+    return _BRANCH.match(name) is not None and not name.endswith("/") and name.isprintable()
+
+
+def list_refs(git_dir: str) -> dict[str, str]:
+    """Every branch and tag with the object (40 hex digits) that it is at; what cannot be read is left out."""
+    found: dict[str, str] = {}
+    try:
+        table = read_file(f"{git_dir}/packed-refs")
+    except OSError:
+        table = b""
+    for line in table.splitlines():
+        if _HEX.match(line[:40]) and line[40:46] == b" refs/":
+            found[line[41:].decode("utf-8", "surrogateescape")] = line[:40].decode()
+    for kind in ("heads", "tags"):
+        for directory, _, names in os.walk(f"{git_dir}/refs/{kind}"):
+            for name in names:
+                ref = os.path.relpath(f"{directory}/{name}", git_dir)
+                try:
+                    text = read_file(f"{git_dir}/{ref}", 4096).rstrip(b"\n")
+                except OSError:
+                    continue
+                if _HEX.match(text):
+                    found[ref] = text.decode()
+    return {name: sha for name, sha in found.items() if name.startswith(("refs/heads/", "refs/tags/"))}
 
 
 def read_ref(git_dir: str, ref: str) -> str | None:

@@ -6,6 +6,7 @@ Source: docs/git-store.md, "One committer".
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from collections import deque
@@ -17,7 +18,7 @@ import attrs
 
 from ..clock import Clock
 from ..errors import Bug, Closed, Damaged, OpenJobsError, OutcomeUnknown, Refused, SessionBusy, StoreWriteFailed
-from ..repo import Change, Outcome, Repository, RepositoryBusy, View
+from ..repo import MAINTAIN_GAP_S, MAINTAIN_WAIT_S, Change, Maintenance, Outcome, Repository, RepositoryBusy, View
 from .index import Entry, Index
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Operation:
     #: told the commit that this event became, before the next event of the batch decides
     committed: Callable[[str], None] | None = None
     failures: int = 0
-    #: ask the repository for its smallest size once the batch is durable
+    #: once it is durable the repository is brought to its smallest size, in steps between the batches
     collect: bool = False
 
 
@@ -81,13 +82,27 @@ class Sessions(Protocol):
         ...
 
 
+@attrs.define(slots=True, eq=False)
+class _Upkeep:
+    """A repository on its way to its smallest size. Touched by the committer's thread only."""
+
+    operation: Operation
+    maintenance: Maintenance
+    give_up_at: float
+    #: when its next step may begin while nothing waits
+    idle_at: float = 0.0
+    #: and while something does: batches get as much time as its last step took
+    shared_at: float = 0.0
+
+
 class _Lane:
     """What waits for one session, and when it may be tried next."""
 
-    __slots__ = ("enough", "not_before", "outcome_unknown", "pause_s", "waiting")
+    __slots__ = ("enough", "not_before", "outcome_unknown", "pause_s", "upkeep", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Operation] = deque()
+        self.upkeep: deque[_Upkeep] = deque()
         self.not_before = 0.0
         self.pause_s = 0.0
         self.outcome_unknown = False
@@ -180,6 +195,8 @@ class Committer:
             session_id, lane, batch = picked
             if batch:
                 self._commit(session_id, lane, batch)
+            elif lane.upkeep:
+                self._step(lane)
             self._finish(session_id, lane)
 
     def _next(self) -> tuple[str, _Lane, list[Operation]] | None:
@@ -188,7 +205,8 @@ class Committer:
             with self._lock:
                 now = self._clock.monotonic()
                 expired = self._expire(now)
-                if not expired:
+                dropped = self._drop_upkeep() if self._closing else []
+                if not expired and not dropped:
                     if not self._lanes and self._closing:
                         return None
                     picked = self._pick(now)
@@ -197,18 +215,34 @@ class Committer:
             # Outside the lock: a future's callback may hand in the next event.
             for op, error in expired:
                 _fail(op, error)
+            for upkeep in dropped:
+                upkeep.maintenance.close()
+                _fail(upkeep.operation, Closed("the store was closed before the session was as small as it can be"))
 
     def _pick(self, now: float) -> tuple[str, _Lane, list[Operation]] | None:
         """A session whose time has come, or None after having waited. Holds the lock."""
         if not self._lanes:
             self._wake.wait()
             return None
-        not_before, session_id = min(
-            (now if lane.due(now) else lane.not_before, sid) for sid, lane in self._lanes.items()
+        events_at, session_id = min(
+            (
+                (now if lane.due(now) else lane.not_before, sid)
+                for sid, lane in self._lanes.items()
+                if lane.waiting or not lane.upkeep
+            ),
+            default=(math.inf, ""),
         )
-        if not_before > now:
-            self._wake.wait(min(not_before - now, self._patience(now)))
+        steps = [
+            (lane.upkeep[0].idle_at if events_at > now else lane.upkeep[0].shared_at, sid)
+            for sid, lane in self._lanes.items()
+            if lane.upkeep
+        ]
+        step_at, step_for = min(steps, default=(math.inf, ""))
+        if min(events_at, step_at) > now:
+            self._wake.wait(min(events_at - now, step_at - now, self._patience(now)))
             return None
+        if step_at <= now:
+            return step_for, self._lanes[step_for], []
         lane = self._lanes[session_id]
         return session_id, lane, [lane.waiting.popleft() for _ in range(min(BATCH_LIMIT, len(lane.waiting)))]
 
@@ -255,7 +289,10 @@ class Committer:
             now = self._clock.monotonic()
             lane.rest(now, now - started, len(batch), self._gap_s)
             for op, outcome in zip(batch, outcomes, strict=True):
-                _settle(op, _collected(repository) if op.collect else outcome)
+                if op.collect and outcome.error is None:
+                    lane.upkeep.append(_Upkeep(op, repository.maintenance(), now + MAINTAIN_WAIT_S))
+                else:
+                    _settle(op, outcome)
 
     def _transact(self, session_id: str, repository: Repository, batch: list[Operation]) -> list[Outcome]:
         """One batch. Each event learns its commit before the next one decides: inside a batch the
@@ -297,6 +334,34 @@ class Committer:
         self._sessions.committed(session_id, before, made[-1] if made else before, of_jobs)
         return outcomes
 
+    def _step(self, lane: _Lane) -> None:
+        """One step of the lane's first upkeep. What was committed stands whether or not it succeeds."""
+        upkeep, started = lane.upkeep[0], self._clock.monotonic()
+        outcome: Outcome | None = None
+        try:
+            if not upkeep.maintenance.step():
+                outcome = Outcome()
+        except RepositoryBusy as error:
+            outcome = Outcome(error=error) if started > upkeep.give_up_at else None
+        except (OpenJobsError, OSError) as error:
+            outcome = Outcome(error=error)
+        else:
+            upkeep.give_up_at = self._clock.monotonic() + MAINTAIN_WAIT_S
+        now = self._clock.monotonic()
+        upkeep.idle_at = now + MAINTAIN_GAP_S
+        upkeep.shared_at = now + max(now - started, MAINTAIN_GAP_S)
+        if outcome is not None:
+            lane.upkeep.popleft()
+            upkeep.maintenance.close()
+            _settle(upkeep.operation, outcome)
+
+    def _drop_upkeep(self) -> list[_Upkeep]:
+        """Holds the lock."""
+        dropped = [upkeep for lane in self._lanes.values() for upkeep in lane.upkeep]
+        for lane in self._lanes.values():
+            lane.upkeep.clear()
+        return dropped
+
     def _put_back(self, lane: _Lane, batch: list[Operation], pauses_s: tuple[float, float]) -> None:
         shortest, longest = pauses_s
         lane.enough = 0
@@ -323,7 +388,7 @@ class Committer:
 
     def _finish(self, session_id: str, lane: _Lane) -> None:
         with self._lock:
-            idle = not lane.waiting
+            idle = not lane.waiting and not lane.upkeep
             if idle and lane.not_before <= self._clock.monotonic():
                 self._lanes.pop(session_id, None)
         if idle:
@@ -339,15 +404,6 @@ def _reason(session_id: str, lane: _Lane, op: Operation, now: float, dropping: b
     return SessionBusy(
         f"session {session_id} was held by another program for too long; nothing was written. Try again."
     )
-
-
-def _collected(repository: Repository) -> Outcome:
-    """What was committed stands whether or not the repository could be made smaller."""
-    try:
-        repository.maintain()
-    except (OpenJobsError, OSError) as error:
-        return Outcome(error=error)
-    return Outcome()
 
 
 def _tell(op: Operation, commit_id: str) -> None:

@@ -346,7 +346,7 @@ def test_others_get_in_between_two_steps(repository: GitRepository, monkeypatch:
             run_jobs(other, 1000 + len(turns), 1)
 
     monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(git_module, "_GAP_S", 0)
+    monkeypatch.setattr(git_module, "MAINTAIN_GAP_S", 0)
     monkeypatch.setattr(repack, "_CHUNK_BYTES", 10_000)
     monkeypatch.setattr(repack, "_CHUNK_COMMITS", 40)
     repository.maintain()
