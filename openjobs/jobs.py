@@ -187,6 +187,8 @@ class TurnRequest:
     progress: Callable[[Any], None] = attrs.field(default=lambda value: None, repr=False)
     #: replaces the partial text that is shown while running and kept when the job is cancelled or errs
     partial: Callable[[str], None] = attrs.field(default=lambda text: None, repr=False)
+    #: the `JobRunner` that runs it, for jobs of its own (`AgentTools.for_turn`); None where nobody does
+    runner: Any = attrs.field(default=None, repr=False, eq=False)
 
     @property
     def job_id(self) -> str:

@@ -60,11 +60,17 @@ class Ending:
 
     def __init__(self) -> None:
         self._steps: dict[EndStep, Step] = dict.fromkeys(EndStep, nothing)
+        #: further steps, by the name of the part that they are of
+        self._also: dict[str, tuple[EndStep, Step]] = {}
 
     def set(self, name: EndStep, step: Step) -> Step:
         """`step` in the place of `name`; returns what stood there."""
         before, self._steps[name] = self._steps[name], step
         return before
+
+    def also(self, part: str, after: EndStep, step: Step) -> Step:
+        """`step` right after `after`, for a part that comes while jobs may run; the one that `part` has, if any."""
+        return self._also.setdefault(part, (after, step))[1]
 
     def before_terminal(self, ended: Ended) -> None:
         self._walk(BEFORE_TERMINAL, ended)
@@ -74,10 +80,10 @@ class Ending:
 
     def _walk(self, names: tuple[EndStep, ...], ended: Ended) -> None:
         for name in names:
-            step = self._steps[name]
-            if step is nothing:
-                continue
-            try:
-                step(ended)
-            except Exception:
-                log.exception("job %s: the step %r of its end failed", ended.job.job_id, name.value)
+            for step in (self._steps[name], *(step for after, step in list(self._also.values()) if after is name)):
+                if step is nothing:
+                    continue
+                try:
+                    step(ended)
+                except Exception:
+                    log.exception("job %s: the step %r of its end failed", ended.job.job_id, name.value)

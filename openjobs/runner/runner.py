@@ -139,7 +139,9 @@ class JobRunner:
         self._timers = Timers(clock, f"{name}-timers")
         self._client = JobClient(store, clock=clock, timers=self._timers, recovery=self.recovery)
         self._settler = Settler(store, self._roster, self.ending, self.hub, new_id=new_id, name=f"{name}-settler")
-        self._worker = Worker(store, self._roster, self._settler, self.ending, self.hub, clock=clock, new_id=new_id)
+        self._worker = Worker(
+            store, self._roster, self._settler, self.ending, self.hub, clock=clock, new_id=new_id, runner=self
+        )
         self._pool: Pool[LiveJob] = Pool(
             self.workers,
             lock=self._roster.lock,

@@ -44,7 +44,10 @@ class Worker:
         *,
         clock: Clock,
         new_id: IdMaker,
+        runner: object,
     ) -> None:
+        """`runner` is what a turn is given to submit jobs of its own with."""
+        self._runner = runner
         self._store = store
         self._roster = roster
         self._settler = settler
@@ -109,6 +112,7 @@ class Worker:
             cancel_event=live.cancel_event,
             progress=turn.contained(functools.partial(self._progress, live), job.job_id),
             partial=turn.contained(functools.partial(self._partial, live), job.job_id),
+            runner=self._runner,
         )
 
     def _context_items(self, job: Job) -> list[Any]:
