@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import Bug
 from .disk import Disk
-from .lock import FileLock, no_fork
+from .lock import FileLock, is_locked, no_fork
 
 #: names that can be a lease's; whoever reads one from a row may be reading a stranger's text
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")
@@ -62,25 +62,12 @@ class Lease:
 
 
 def is_held(directory: Path, name: str) -> bool:
-    """Whether a live process holds that lease. Tests with a shared lock, which never disturbs the owner.
+    """Whether a live process holds that lease.
 
     A missing file means not held: its owner made it before anything could name it. A name that no
     lease can have (a row may hold any text) is held by nobody.
     """
-    if not _NAME.match(name):
-        return False
-    with no_fork():
-        try:
-            fd = os.open(directory / name, _LOOK)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+    return bool(_NAME.match(name)) and is_locked(directory / name)
 
 
 def remove_if_free(directory: Path, name: str, disk: Disk) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 
 from ..clock import from_text
-from ..durable import Disk
+from ..durable import Disk, is_locked
 from ..errors import Damaged
 from . import layout, tree
 from .identity import Identity, Member, System, from_json
@@ -119,21 +119,11 @@ def read_exit(run_dir: Path) -> ExitRecord | None:
 
 
 def keeper_lives(run_dir: Path) -> bool:
-    """Whether a keeper holds its lock; the lock is its proof of life.
-
-    Looks with a shared lock, so that two who look never take each other for a keeper.
-    """
+    """Whether a keeper holds its lock; the lock is its proof of life."""
     try:
-        fd = os.open(run_dir / layout.KEEPER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
+        return is_locked(run_dir / layout.KEEPER)
+    except NotADirectoryError:
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def keeper_identity(run_dir: Path) -> Identity | None:
