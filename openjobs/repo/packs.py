@@ -46,6 +46,7 @@ _SMALL_BYTES = 4096
 #: what is not larger is stored as it is
 _TINY_BYTES = 512
 _STORED = struct.Struct("<BHH")
+_COPY = struct.Struct("<BIH")
 
 
 def object_id(kind: int, data: bytes) -> bytes:
@@ -114,14 +115,14 @@ def make_delta(old: bytes, new: bytes) -> bytes:
     """
     head = common_prefix(old, new)
     tail = common_suffix(old, new, min(len(old), len(new)) - head)
-    regions: list[tuple[int, int] | bytes] = [(0, head)]
     middle = new[head : len(new) - tail]
     if len(middle) > _BY_LINES_BYTES and len(old) - head - tail > 0:
-        regions += _by_lines(old[head : len(old) - tail], head, middle)
-    else:
-        regions.append(middle)
-    regions.append((len(old) - tail, tail))
-    return encode_delta(len(old), len(new), regions)
+        changed = _by_lines(old[head : len(old) - tail], head, middle)
+        return encode_delta(len(old), len(new), [(0, head), *changed, (len(old) - tail, tail)])
+    # The usual case, a tenth of a commit's time if it went through the general one.
+    parts = [_varint(len(old)), _varint(len(new))]
+    parts += [_instruction(region) for region in ((0, head), middle, (len(old) - tail, tail)) if region[-1:] != (0,)]
+    return b"".join(parts)
 
 
 def encode_delta(old_bytes: int, new_bytes: int, regions: Iterable[tuple[int, int] | bytes]) -> bytes:
@@ -162,20 +163,20 @@ def _merged(regions: Iterable[tuple[int, int] | bytes]) -> list[tuple[int, int] 
 
 def _instruction(region: tuple[int, int] | bytes) -> bytes:
     if isinstance(region, bytes):
-        pieces = (region[i : i + 127] for i in range(0, len(region), 127))
-        return b"".join(bytes((len(piece),)) + piece for piece in pieces)
+        whole = len(region) - len(region) % 127
+        parts = [b"\x7f" + region[i : i + 127] for i in range(0, whole, 127)]
+        if whole < len(region):
+            parts.append(bytes((len(region) - whole,)) + region[whole:])
+        return b"".join(parts)
     at, size = region
-    return b"".join(_copy(at + i, min(0x10000, size - i)) for i in range(0, size, 0x10000))
+    if size <= 0x10000:
+        return _copy(at, size)
+    return b"".join([_copy(at + i, min(0x10000, size - i)) for i in range(0, size, 0x10000)])
 
 
 def _copy(at: int, size: int) -> bytes:
-    """One copy instruction; a size of 0x10000 is written as none."""
-    operation, operands = 0x80, bytearray()
-    for bit, byte in enumerate(at.to_bytes(4, "little") + (size & 0xFFFF).to_bytes(2, "little")):
-        if byte:
-            operation |= 1 << bit
-            operands.append(byte)
-    return bytes((operation,)) + operands
+    """One copy instruction with all its operands, zeros too: quicker than leaving them out. 0x10000 is written as 0."""
+    return _COPY.pack(0xBF, at, size & 0xFFFF)
 
 
 def _varint(number: int) -> bytes:

@@ -276,6 +276,8 @@ class JobStore(ABC):
                     decide=self._in(session_id, self._changed_by(session_id, job_id, step, event, now)),
                     result=self._result(step),
                     keep=keep,
+                    # The worker that starts a job goes on with it; its end is what somebody waits for.
+                    lingers=keep and isinstance(event, Started),
                     give_up_at=give_up_at,
                     job_id=job_id,
                     committed=self._noting(session_id, job_id, event),

@@ -33,6 +33,9 @@ GAP_S = 0.0004
 GATHER_SHARE = 0.25
 GATHER_FROM = 8
 GATHER_AT_MOST_S = 0.005
+#: an event that nobody waits for lets the next one of its session come along: a short job's `running` and end
+#: then share a batch, which halves what that job costs after its submit (docs/performance.md)
+LINGER_S = 0.003
 _BUSY_PAUSES_S = (0.001, 0.05)
 _FAILED_PAUSES_S = (0.05, 5.0)
 
@@ -50,6 +53,8 @@ class Operation:
     result: Callable[[], Any]
     future: Future[Any] = attrs.field(factory=Future)
     keep: bool = False
+    #: nobody waits for it, so it may stay `LINGER_S` for company
+    lingers: bool = False
     #: on the monotonic clock; None waits for ever
     give_up_at: float | None = None
     #: written to the index before the commit is visible
@@ -98,19 +103,32 @@ class _Upkeep:
 class _Lane:
     """What waits for one session, and when it may be tried next."""
 
-    __slots__ = ("enough", "not_before", "outcome_unknown", "pause_s", "upkeep", "waiting")
+    __slots__ = ("enough", "linger_until", "not_before", "outcome_unknown", "pause_s", "upkeep", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[Operation] = deque()
         self.upkeep: deque[_Upkeep] = deque()
         self.not_before = 0.0
+        #: in the future only while nothing but lingering events waits
+        self.linger_until = 0.0
         self.pause_s = 0.0
         self.outcome_unknown = False
         #: so many events end the gap before its time
         self.enough = 0
 
+    def add(self, operations: Sequence[Operation], now: float) -> None:
+        if not all(op.lingers for op in operations):
+            self.linger_until = 0.0
+        elif not self.waiting:
+            self.linger_until = now + LINGER_S
+        self.waiting.extend(operations)
+
     def due(self, now: float) -> bool:
-        return now >= self.not_before or (self.enough > 0 and len(self.waiting) >= self.enough)
+        return now >= self.due_at or (self.enough > 0 and len(self.waiting) >= self.enough)
+
+    @property
+    def due_at(self) -> float:
+        return max(self.not_before, self.linger_until)
 
     def rest(self, now: float, took_s: float, events: int, gap_s: float) -> None:
         """The gap after a batch that was made durable."""
@@ -158,12 +176,13 @@ class Committer:
             lane = self._lanes.get(session_id)
             if lane is None:
                 lane = self._lanes[session_id] = _Lane()
-            lane.waiting.extend(operations)
+            now = self._clock.monotonic()
+            lane.add(operations, now)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="openjobs-committer", daemon=True)
                 self._thread.start()
             # Who waits for the end of a gap wakes by itself; waking it for each event would only cost.
-            if lane.due(self._clock.monotonic()):
+            if lane.due(now) or lane.linger_until > now:
                 self._wake.notify()
 
     def deadline(self, patience_s: float) -> float:
@@ -226,7 +245,7 @@ class Committer:
             return None
         events_at, session_id = min(
             (
-                (now if lane.due(now) else lane.not_before, sid)
+                (now if lane.due(now) else lane.due_at, sid)
                 for sid, lane in self._lanes.items()
                 if lane.waiting or not lane.upkeep
             ),
@@ -244,6 +263,7 @@ class Committer:
         if step_at <= now:
             return step_for, self._lanes[step_for], []
         lane = self._lanes[session_id]
+        lane.linger_until = 0.0
         return session_id, lane, [lane.waiting.popleft() for _ in range(min(BATCH_LIMIT, len(lane.waiting)))]
 
     def _patience(self, now: float) -> float:
