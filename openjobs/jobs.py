@@ -56,6 +56,19 @@ class ContextMode(enum.StrEnum):
     CLEAN = "clean"  #: the turn starts a new root
 
 
+class NoticeStage(enum.StrEnum):
+    """How far the news of a job's end is on its way to the conversation that asked for it (spec 000)."""
+
+    WANTED = "wanted"  #: the job has not ended
+    RECORDED = "recorded"  #: it has; nobody was told
+    DELIVERED = "delivered"  #: a message of the conversation says so
+    CONSUMED = "consumed"  #: the model, or the host that keeps a conversation of its own, has seen it
+
+
+#: a stage is never left for an earlier one
+STAGES = tuple(NoticeStage)
+
+
 @attrs.frozen(kw_only=True, slots=True)
 class Job:
     """One asynchronous agent turn: what it is, never how it is run.
@@ -91,6 +104,8 @@ class Job:
 
     #: the session of the caller where it is another one
     caller_session_id: str | None = None
+    #: the message of that session on which the card hangs
+    caller_msg_id: str | None = None
     cancel_reason: str | None = None
     #: the live runner that alone changes the status
     runner_id: str | None = None
@@ -105,10 +120,12 @@ class Job:
     result_msg_id: str | None = None
     #: digest of the request, for idempotency
     request_digest: str | None = None
-    #: grows by one with every commit that changes the row
+    #: grows by one with every transition and every cancel request
     revision: int = 0
     #: identity of the end, for notices: set once, with the terminal status
     event_id: str | None = None
+    #: of a background job, how far the news of its end is; None: nobody is to be told
+    notice: NoticeStage | None = None
     metadata: Mapping[str, Any] | None = None
     #: what the profile reported, e.g. tokens and cost
     usage: Mapping[str, Any] | None = None
@@ -124,6 +141,20 @@ class Job:
     def terminal(self) -> bool:
         return self.status in TERMINAL
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the caller lives in another session: card and notice are there (spec 003, D6)."""
+        return self.caller_session_id is not None and self.caller_session_id != self.parent_session_id
+
+    @property
+    def conversation_id(self) -> str:
+        """The session whose conversation asked for the job: where its card is, and where its end is told."""
+        return self.caller_session_id or self.parent_session_id
+
+    def owned_by(self, session_id: str) -> bool:
+        """Whether that session may see and stop the job: it runs there, or was asked for there (D6)."""
+        return session_id in (self.parent_session_id, self.caller_session_id)
+
 
 @attrs.frozen(kw_only=True, slots=True)
 class SpawnRequest:
@@ -131,6 +162,10 @@ class SpawnRequest:
 
     `env` and `cwd` reach the worker in memory only and are never written to disk. With `inherit`
     and no `parent_msg_id` the turn forks off the session's head as it is at submit.
+
+    A caller in another session names it as `caller_session_id`; `caller_msg_id` is its message there
+    (default: that session's head), while `parent_msg_id` is always one of the target's. With `notify`
+    the job is a background one: its end becomes a notice for the caller's conversation.
     """
 
     prompt: str
@@ -141,6 +176,7 @@ class SpawnRequest:
     parent_msg_id: str | None = None
     parent_job_id: str | None = None
     caller_session_id: str | None = None
+    caller_msg_id: str | None = None
     origin_tool_call_id: str | None = None
     job_id: str | None = None
     cwd: str | Path | None = None
@@ -149,6 +185,8 @@ class SpawnRequest:
     timeout_s: float | None = None
     metadata: Mapping[str, Any] | None = None
     foreground: bool = False
+    #: tell the caller's conversation when it has ended; not for a result that the caller waits for
+    notify: bool = False
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -280,21 +318,21 @@ def transition(job: Job, event: Event, now: datetime) -> Job:
             return _moved(
                 job,
                 JobStatus.CANCELLED,
-                **_end_fields(event, now),
+                **_end_fields(job, event, now),
                 result_text=event.result_text,
                 error=error,
             )
         case Completed():
-            return _moved(job, JobStatus.COMPLETED, **_end_fields(event, now), result_text=event.result_text)
+            return _moved(job, JobStatus.COMPLETED, **_end_fields(job, event, now), result_text=event.result_text)
         case Errored():
             return _moved(
-                job, JobStatus.ERRORED, **_end_fields(event, now), result_text=event.result_text, error=event.error
+                job, JobStatus.ERRORED, **_end_fields(job, event, now), result_text=event.result_text, error=event.error
             )
         case Cancelled():
             return _moved(
                 job,
                 JobStatus.CANCELLED,
-                **_end_fields(event, now),
+                **_end_fields(job, event, now),
                 result_text=event.result_text,
                 error=event.error,
                 cancel_requested_at=job.cancel_requested_at or now,
@@ -302,8 +340,16 @@ def transition(job: Job, event: Event, now: datetime) -> Job:
             )
 
 
-def _end_fields(event: End, now: datetime) -> dict[str, Any]:
-    return {"completed_at": now, "event_id": event.event_id, "head_id": event.head_id, "usage": event.usage}
+def _end_fields(job: Job, event: End, now: datetime) -> dict[str, Any]:
+    fields = {"completed_at": now, "event_id": event.event_id, "head_id": event.head_id, "usage": event.usage}
+    return fields if job.notice is None else {**fields, "notice": NoticeStage.RECORDED}
+
+
+def noticed(job: Job, stage: NoticeStage) -> Job:
+    """An ended job whose notice has come to `stage`; itself where it is there already, or has none."""
+    if job.notice is None or not job.terminal or STAGES.index(job.notice) >= STAGES.index(stage):
+        return job
+    return attrs.evolve(job, notice=stage)
 
 
 def _moved(job: Job, to: JobStatus, **changes: Any) -> Job:
@@ -324,7 +370,7 @@ def subject_of(description: str, prompt: str) -> str:
 
 def request_digest(request: SpawnRequest) -> str:
     """What makes two requests the same: everything that is asked for but the id, `env` and `cwd`."""
-    asked = [
+    asked: list[Any] = [
         request.prompt,
         request.description,
         request.parent_session_id,
@@ -337,6 +383,11 @@ def request_digest(request: SpawnRequest) -> str:
         request.foreground,
         dict(request.metadata) if request.metadata is not None else None,
     ]
+    # Only where they say something, so that the digest of a request that does without stays what it was.
+    if request.caller_msg_id is not None:
+        asked.append(["caller_msg_id", request.caller_msg_id])
+    if request.notify:
+        asked.append("notify")
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

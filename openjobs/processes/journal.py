@@ -172,6 +172,25 @@ class TaskJournal:
                 ]
             self._take(held.append_many(facts, durable=False))
 
+    def record_told(self, kind: Fact, events: Mapping[str, str | None]) -> None:
+        """The delivery or consumption of several tasks' ends (task id -> event id), durable, in one write. Those to
+        whom it happened before are passed over. Raises what `Ledger.append` raises."""
+        with self._exclusive() as held:
+            with self._lock:
+                facts = [
+                    {"fact": kind.value, "task": task_id, "at": self._now(), "event_id": event_id}
+                    for task_id, event_id in events.items()
+                    if may_follow(self._known.get(task_id), kind)
+                ]
+            if not facts:
+                return
+            try:
+                self._take(held.append_many(facts))
+            except OutcomeUnknown:
+                with self._lock:
+                    self._forget()
+                raise
+
     def compact(self) -> Compacted:
         """Leave out what only mattered while a task ran. Identities and outcomes stay, and so do cursors."""
         needless = {Fact.OUTPUT.value, Fact.ADOPTED.value, Fact.STOP_REQUESTED.value, Fact.RUNNING.value}
@@ -223,6 +242,18 @@ class TaskJournal:
         with self._lock:
             ids = [known.task_id for known in self._known.values() if known.terminal and not known.consumed]
         return [self._known_task(task_id) for task_id in ids]
+
+    def untold(self, *, delivered: bool = False) -> Tasks:
+        """Ended tasks that nobody was told of, oldest first; with `delivered` those that a message tells of and that
+        nobody has seen."""
+        self.refresh()
+        with self._lock:
+            ids = [
+                known.task_id
+                for known in self._known.values()
+                if known.terminal and not known.consumed and known.delivered is delivered
+            ]
+        return [task for task in map(self._known_task, ids) if task.event_id is not None]
 
     def state(self) -> tuple[int, int, int] | None:
         """What changes when the file does; one stat."""

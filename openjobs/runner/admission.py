@@ -15,6 +15,7 @@ from ..ids import IdMaker, check_job_id, check_node_id, check_session_id
 from ..jobs import (
     ContextMode,
     Job,
+    NoticeStage,
     SpawnRequest,
     SyncFn,
     check_metadata,
@@ -48,6 +49,7 @@ def job_from(request: SpawnRequest, *, runner_id: str, now: datetime, new_id: Id
         parent_msg_id=request.parent_msg_id,
         context_mode=ContextMode(request.context_mode),
         caller_session_id=_caller(request),
+        caller_msg_id=request.caller_msg_id,
         origin_tool_call_id=request.origin_tool_call_id,
         runner_id=runner_id,
         # Known before anything runs: what a crash leaves behind between the start and its commit has a name.
@@ -55,6 +57,7 @@ def job_from(request: SpawnRequest, *, runner_id: str, now: datetime, new_id: Id
         metadata=dict(request.metadata) if request.metadata is not None else None,
         timeout_s=float(request.timeout_s) if request.timeout_s is not None else None,
         foreground=request.foreground,
+        notice=NoticeStage.WANTED if request.notify else None,
         request_digest=request_digest(request),
     )
 
@@ -105,6 +108,10 @@ def _check(request: SpawnRequest) -> None:
         raise InvalidInput(f"context_mode is 'inherit' or 'clean', not {request.context_mode!r}")
     if request.parent_msg_id is not None:
         check_node_id(request.parent_msg_id)
+    if request.caller_msg_id is not None:
+        check_node_id(request.caller_msg_id)
+        if request.caller_session_id in (None, request.parent_session_id):
+            raise InvalidInput("caller_msg_id is a message of another session; for one of the target use parent_msg_id")
     if request.origin_tool_call_id is not None:
         key = _text("origin_tool_call_id", request.origin_tool_call_id)
         if not 1 <= len(key) <= _KEY_LIMIT_CHARS:

@@ -11,7 +11,10 @@ _LIMIT_CHARS = 4 << 20
 
 
 class Recent:
-    """A bounded map of finished jobs; finished jobs never change. Called with the roster's lock held."""
+    """A bounded map of finished jobs. Called with the roster's lock held.
+
+    A finished job changes only with its notice; whoever changes that drops it here.
+    """
 
     def __init__(self, limit_jobs: int = _LIMIT_JOBS, limit_chars: int = _LIMIT_CHARS) -> None:
         self._limit_jobs = limit_jobs
@@ -24,6 +27,11 @@ class Recent:
 
     def get(self, job_id: str) -> Job | None:
         return self._jobs.get(job_id)
+
+    def drop(self, job_id: str) -> None:
+        job = self._jobs.pop(job_id, None)
+        if job is not None:
+            self._chars -= _chars(job)
 
     def put(self, job: Job) -> None:
         before = self._jobs.pop(job.job_id, None)

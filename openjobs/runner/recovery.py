@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 
-from ..errors import InvalidTransition, OpenJobsError, UnknownJob
+from ..errors import InvalidTransition, OpenJobsError, UnknownJob, UnknownSession
 from ..ids import IdMaker
 from ..jobs import Errored, Job
+from ..session import cards
 from ..store import JobStore
 
 log = logging.getLogger(__name__)
 
 DIED = "worker died before completion"
+
+#: how long a recovery waits for cards in other sessions; one that is held by somebody comes later
+_CARDS_S = 2.0
 
 #: one repeatable step for a job whose runner died; `job` is as it stands before or after its end
 Step = Callable[[Job], None]
@@ -36,6 +41,8 @@ class Recovery:
         self._store = store
         self._new_id = new_id
         self._own_id = own_id
+        #: sees to a card in a caller's session; a runner's own goes on trying for as long as it lives
+        self.mirror: Callable[[Job], Future[bool]] = store.mirror_later
         self.before_end: list[Step] = [self._end_leftovers]
         self.after_end: list[Step] = [self._finish_log]
 
@@ -77,7 +84,10 @@ class Recovery:
                 jobs = [job for job in self._store.unfinished(session_id) if self.is_orphan(job)]
                 ended += [self._end(job) for job in reversed(jobs)]
                 self._finish_logs(session_id)
-                self._store.active.clear(runner_id, session_id)
+                if self._mend_cards(session_id):
+                    self._store.active.clear(runner_id, session_id)
+                else:
+                    complete = False
             except LookupError:
                 log.info("session %s of runner %s is gone", session_id, runner_id)
                 self._store.active.clear(runner_id, session_id)
@@ -93,6 +103,7 @@ class Recovery:
         except InvalidTransition:  # somebody else was first
             ended = self._store.get(job.job_id)
         self._steps(self.after_end, ended)
+        self._steps([self._begin_card], ended)
         return ended
 
     def _end_leftovers(self, job: Job) -> None:
@@ -122,6 +133,48 @@ class Recovery:
                 continue  # a background command's
             if self.is_dead(job.runner_id):
                 self._contained(run_id, functools.partial(self._finish_log, job))
+
+    def _begin_card(self, job: Job) -> None:
+        if job.elsewhere:
+            self.mirror(job)
+
+    def _mend_cards(self, session_id: str) -> bool:
+        """Cards in callers' sessions that are behind their rows: a runner died between the two commits. False where
+        one could not be written yet; the marker stays, so the next recovery looks again."""
+        behind = [job for job in self._called(session_id) if self._is_behind(job)]
+        futures: list[Future[bool]] = []
+        for job in behind:
+            try:
+                futures.append(self.mirror(self._store.get(job.job_id)))
+            except UnknownSession:
+                log.info("job %s: its caller's session %s is gone", job.job_id, job.caller_session_id)
+        done, late = wait(futures, timeout=_CARDS_S)
+        failed = [future.exception() for future in done if future.exception() is not None]
+        for error in failed:
+            log.warning("session %s: a card in its caller's session could not be written: %s", session_id, error)
+        return not late and not failed
+
+    def _called(self, session_id: str) -> Iterator[Job]:
+        """The session's jobs whose caller is elsewhere and whose runner is gone."""
+        documents = self._store.documents(session_id)
+        dead: dict[str | None, bool] = {}
+        for job_id in dict.fromkeys(entry.job_id for entry in self._store.index.with_caller(session_id)):
+            job = documents.job(job_id)
+            if job is None or not job.elsewhere or not job.terminal:
+                continue
+            if job.runner_id not in dead:
+                dead[job.runner_id] = self.is_dead(job.runner_id)
+            if dead[job.runner_id]:
+                yield job
+
+    def _is_behind(self, job: Job) -> bool:
+        try:
+            card = self._store.documents(job.caller_session_id or "").find_node(job.attach_id or "")
+        except UnknownSession:
+            return False
+        except (OpenJobsError, OSError):
+            return True  # it cannot be known; trying says why
+        return card is None or not cards.is_final(card)
 
     def _steps(self, steps: Sequence[Step], job: Job) -> None:
         for step in steps:

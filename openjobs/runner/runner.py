@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ..clock import Clock
-from ..errors import Closed, ForkedProcess, JobExists, StoreWriteFailed
+from ..errors import Closed, ForkedProcess, JobExists, OpenJobsError, StoreWriteFailed
 from ..ids import IdMaker, short
-from ..jobs import Job, JobStatus, SpawnRequest, SyncFn
+from ..jobs import ContextMode, Job, JobStatus, SpawnRequest, SyncFn
 from ..store import JobStore
 from ..store.presence import Held
 from .admission import ProfileSource, function_for
@@ -34,6 +34,8 @@ from .heads import Heads
 from .hub import DEFAULT_CAPACITY, JOB_STATUS, Hub, Subscription
 from .live import LiveJob, Phase, Roster
 from .markers import IDLE_S, Markers
+from .mirrors import Mirrors
+from .notices import Notices
 from .pool import Executor, Pool
 from .recent import Recent
 from .recovery import Recovery
@@ -79,6 +81,8 @@ class RunnerStats:
     unsettled: int
     #: sessions with an active marker
     active_sessions: int
+    #: cards in callers' sessions that are not written yet
+    cards_waiting: int = 0
 
 
 class JobRunner:
@@ -161,6 +165,10 @@ class JobRunner:
             below=self._cancel_below,
         )
         self._markers = Markers(store, self.runner_id, clock, self._timers, marker_idle_s)
+        self._mirrors = Mirrors(store, self._timers, clock)
+        self.recovery.mirror = self._mirrors.follow
+        #: who is told that background jobs and commands have ended
+        self.notices = Notices(store, forget=self._forget)
         self._submissions = Submissions(
             store,
             self._roster,
@@ -178,7 +186,10 @@ class JobRunner:
         self._run_logs: JobLogs | None = getattr(profiles, "run_logs", None)
         if self._run_logs is not None:
             self.ending.set(EndStep.RUN_LOG, self._finish_log)
+        self.after_submit.append(self._begin_card)
+        self.ending.also("cards", EndStep.FACT, lambda ended: self._begin_card(ended.job))
         self.ending.set(EndStep.HUB, self._tell_hub)
+        self.ending.also("notices", EndStep.HUB, lambda ended: self.notices.ended(ended.job))
         self.ending.set(EndStep.WAITERS, self._wake_waiters)
         self.ending.set(EndStep.RELEASE, self._release)
         self._closed = threading.Event()
@@ -222,7 +233,18 @@ class JobRunner:
         self._check()
         if request.parent_job_id is not None:
             request = attrs.evolve(request, parent_job_id=self._client.full_id(request.parent_job_id))
+        if request.foreground and request.parent_msg_id is None:
+            self._tell_before(request)
         return self._submissions.hand_over(request, function_for(request, sync_fn, self.sync_fn, self.profiles))
+
+    def _tell_before(self, request: SpawnRequest) -> None:
+        """A turn of the conversation begins: it is told what has ended. Its own start never depends on that."""
+        if request.context_mode != ContextMode.INHERIT or not self.store.has_session(request.parent_session_id):
+            return
+        try:
+            self.notices.deliver(request.parent_session_id)
+        except (OpenJobsError, OSError) as error:
+            log.warning("session %s could not be told what has ended: %s", request.parent_session_id, error)
 
     def _finish(self, submission: Submission) -> Job:
         try:
@@ -260,11 +282,28 @@ class JobRunner:
         for waiter in waiters:
             waiter.ended(ended.job)
 
+    def _begin_card(self, job: Job) -> None:
+        """The card in a caller's session follows; nobody waits for it."""
+        if job.elsewhere:
+            self._mirrors.follow(job)
+
     def _release(self, ended: Ended) -> None:
-        self._markers.done(ended.job.parent_session_id)
+        session_id = ended.job.parent_session_id
+        if ended.job.elsewhere:
+            # The marker stays until the card is durable: it is where a recovery looks for one that is behind.
+            self._mirrors.follow(ended.job).add_done_callback(
+                lambda card: self._markers.done(session_id) if card.exception() is None else None
+            )
+        else:
+            self._markers.done(session_id)
         with self._roster.lock:
             self._recent.put(ended.job)
             self._roster.drop(ended.live)
+
+    def _forget(self, job_id: str) -> None:
+        """Something that may follow an end was written: the next `get` reads it."""
+        with self._roster.lock:
+            self._recent.drop(job_id)
 
     # --- reading ---
 
@@ -291,6 +330,15 @@ class JobRunner:
         """Jobs, newest first, with their texts as lists show them (`get` has them whole). No session is all."""
         self._check()
         found = self._client.list(session_id, status, parent_job_id, parent_msg_id, limit, before)
+        with self._roster.lock:
+            own = {job.job_id: self._roster.jobs.get(job.job_id) for job in found if not job.terminal}
+            return [_shown(live, job) if (live := own.get(job.job_id)) is not None else job for job in found]
+
+    def visible(self, session_id: str, status: Statuses | None = None, limit: int | None = 50) -> Jobs:
+        """The jobs that a session may see and stop, newest first: its own, and those that it asked for in others
+        (spec 003, D6). For one job there is `Job.owned_by`. Raises `UnknownSession`."""
+        self._check()
+        found = self._client.visible(session_id, status, limit)
         with self._roster.lock:
             own = {job.job_id: self._roster.jobs.get(job.job_id) for job in found if not job.terminal}
             return [_shown(live, job) if (live := own.get(job.job_id)) is not None else job for job in found]
@@ -414,6 +462,7 @@ class JobRunner:
         self._check()
         unsettled = self.store.unsettled()
         active = len(self._markers)
+        cards = len(self._mirrors)
         with self._roster.lock:
             pool = self._pool.stats()
             return RunnerStats(
@@ -427,6 +476,7 @@ class JobRunner:
                 withheld=pool.withheld,
                 unsettled=unsettled,
                 active_sessions=active,
+                cards_waiting=cards,
             )
 
     def subscribe(self, capacity: int = DEFAULT_CAPACITY, on_event: Callable[[], None] | None = None) -> Subscription:
@@ -456,10 +506,14 @@ class JobRunner:
         if not first:
             self._clock.wait(self._closed, timeout_s)
             return
+        until = self._clock.monotonic() + timeout_s
         end_all(self._roster, self._canceller, self._clock, timeout_s)
+        self._mirrors.wait_idle(max(0.0, until - self._clock.monotonic()))
         self._leave()
 
     def _leave(self) -> None:
+        cards = len(self._mirrors)
+        self._mirrors.close()
         self._timers.close()
         self._settler.close(_JOIN_S)
         self._pool.close(_JOIN_S)
@@ -469,9 +523,12 @@ class JobRunner:
         for waiter, live in waits:
             waiter.failed(Closed(f"the runner closed before the end of job {live.job_id} was written; recovery will"))
         self.hub.close()
+        self.notices.close()
         self._lease.release()
         if left:
             log.error("%d job(s) are left to recovery: their ends could not be written in time", len(left))
+        elif cards:
+            log.warning("%d card(s) in callers' sessions are left to recovery", cards)
         elif self._run_logs is not None and self._run_logs.unfinished:
             log.warning("the logs of %d command(s) are left to recovery", self._run_logs.unfinished)
         else:

@@ -2,14 +2,19 @@
 
 Written with the job's `pending` commit as running, and again with its terminal commit; never
 between. Cards hang beside the chain: their parent is the message that triggered the job.
+
+The card of a job whose caller lives in another session is in that session and names the job's own
+as `session_id` (D6). It follows the commits of the job's session: running after the job was
+admitted, its end after the terminal commit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from ..clock import to_text
-from ..jobs import Job, JobStatus
+from ..jobs import TERMINAL, Job, JobStatus
 from .history import ATTACH, Node
 
 FUNCTION = ATTACH
@@ -24,6 +29,17 @@ def finished(job: Job, source_commit_id: str | None, now: datetime) -> Node:
     """The card of an ended job; `job` has its whole texts."""
     assert job.attach_id is not None
     return _card(job, job.attach_id, ending_text(job), job.status.value, source_commit_id, now)
+
+
+def status_of(card: Node) -> str:
+    """"running", or how the job ended; "" for a node that is no card of ours."""
+    attach = card.extra.get("attach")
+    status = attach.get("status") if card.function == FUNCTION and isinstance(attach, Mapping) else None
+    return status if isinstance(status, str) else ""
+
+
+def is_final(card: Node) -> bool:
+    return status_of(card) in TERMINAL
 
 
 def ending_text(job: Job) -> str:
@@ -43,7 +59,7 @@ def ending_text(job: Job) -> str:
 def _card(job: Job, attach_id: str, content: str, status: str, source_commit_id: str | None, now: datetime) -> Node:
     return Node(
         id=attach_id,
-        parent=job.parent_msg_id,
+        parent=job.caller_msg_id if job.elsewhere else job.parent_msg_id,
         role="system",
         function=FUNCTION,
         content=content,

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from ..errors import UnknownNode
-from ..jobs import Job, JobStatus
+from ..jobs import TERMINAL, Job, JobStatus, NoticeStage
 from ..repo import View
 from . import history, meta, pages
 from .catalog import Catalog, Entries
@@ -28,6 +28,9 @@ from .rows import cut_texts
 STATUS_TAG = {status: number for number, status in enumerate(JobStatus, start=1)}
 UNKNOWN_TAG = 0
 _TAG_OF = {status.value: tag for status, tag in STATUS_TAG.items()}
+#: added to the tag of an ended job whose notice is on its way
+_NOTICE_TAG = {NoticeStage.RECORDED: 8, NoticeStage.DELIVERED: 16}
+_NOTICE_MARK = {stage: b'"notice":"%s"' % stage.value.encode() for stage in _NOTICE_TAG}
 
 _PARSED_LIMIT = 12
 _PLACES_LIMIT = 4096
@@ -100,19 +103,38 @@ def _page_entries(view: View, number: int) -> Entries:
 
 
 def page_tags(page: Page) -> bytes:
-    """One status tag a row; `UNKNOWN_TAG` for a row that this version cannot read."""
-    return bytes(_TAG_OF.get(status or "", UNKNOWN_TAG) for status in page.statuses())
+    """One tag a row, of status and notice; `UNKNOWN_TAG` for a row that this version cannot read."""
+    tags = bytes(_TAG_OF.get(status or "", UNKNOWN_TAG) for status in page.statuses())
+    for stage, mark in _NOTICE_MARK.items():
+        if mark in page.data:
+            more = _NOTICE_TAG[stage]
+            tags = bytes(
+                tag + more if tag and mark in line else tag for tag, line in zip(tags, page.lines.values(), strict=True)
+            )
+    return tags
+
+
+def _tags_of(statuses: Collection[JobStatus]) -> list[int]:
+    """Every tag that a row with one of these statuses may have, and that of a row nobody can read."""
+    tags = [UNKNOWN_TAG, *(STATUS_TAG[status] for status in statuses)]
+    return tags + [tag + more for tag in tags[1:] for more in (8, 16, 24)]
 
 
 def _segment_entries(view: View, number: int) -> Entries:
     path = history.segment_path(number)
     segment = Segment.parse(path, view.read(path))
-    return [*segment.places, *(_beside(parent) for parent in segment.card_parents())], b""
+    told = [_told(event_id) for notice in segment.notices() for event_id in history.events_of(notice)]
+    return [*segment.places, *(_beside(parent) for parent in segment.card_parents()), *told], b""
 
 
 def _beside(parent: str) -> str:
     """The key under which a segment with a card on that message is found; no message id has an `@` in front."""
     return "@" + parent
+
+
+def _told(event_id: str) -> str:
+    """The key under which a segment with a notice of that end is found; no message id has a `!` in front."""
+    return "!" + event_id
 
 
 class Documents:
@@ -224,8 +246,24 @@ class Documents:
             return
         with self._memory.lock:
             self._memory.jobs.sync(self._view)
-            numbers = list(self._memory.jobs.tagged([UNKNOWN_TAG, *(STATUS_TAG[s] for s in statuses)]))
+            numbers = list(self._memory.jobs.tagged(_tags_of(statuses)))
         yield from numbers
+
+    def jobs_noticed(self, stage: NoticeStage) -> Iterator[Job]:
+        """The ended jobs whose notice is at `stage` (recorded or delivered), newest first; other pages stay unread."""
+        mark, more = _NOTICE_MARK[stage], _NOTICE_TAG[stage]
+        newest = self.newest_page()
+        if mark in newest.data:
+            yield from _at_stage(newest, mark, stage)
+        if not self.older_pages():
+            return
+        with self._memory.lock:
+            self._memory.jobs.sync(self._view)
+            tags = [STATUS_TAG[status] + more for status in TERMINAL]
+            # 24: a row whose other fields hold the mark of the other stage
+            numbers = list(self._memory.jobs.tagged([*tags, *(STATUS_TAG[status] + 24 for status in TERMINAL)]))
+        for number in numbers:
+            yield from _at_stage(self.older_page(number), mark, stage)
 
     # --- nodes ---
 
@@ -297,6 +335,26 @@ class Documents:
                     newest[card.id] = card
         return list(newest.values())
 
+    def notice_of(self, event_id: str) -> Node | None:
+        """The message that tells of that end, or None: nobody was told."""
+        last = max(self._last_segment(), 0)
+        for number in (last + 1, last):  # a transaction may have opened one more
+            if (node := self._notice_in(number, event_id)) is not None:
+                return node
+        with self._memory.lock:
+            self._memory.nodes.sync(self._view, closed_only_below=last)
+            numbers = [n for n in self._memory.nodes.find(_told(event_id)) if n < last]
+        for number in numbers:
+            if (node := self._notice_in(number, event_id)) is not None:
+                return node
+        return None
+
+    def _notice_in(self, number: int, event_id: str) -> Node | None:
+        segment = self._segment(number)
+        if event_id.encode() not in segment.data:
+            return None
+        return next((node for node in segment.notices() if event_id in history.events_of(node)), None)
+
     def segments(self) -> Iterator[Segment]:
         """All segments, oldest first."""
         for number in range(self._last_segment() + 1):
@@ -357,6 +415,14 @@ class Documents:
         self._memory.keep(path, data, value)
         self._now[path] = value
         self._changed[path] = data
+
+
+def _at_stage(page: Page, mark: bytes, stage: NoticeStage) -> Iterator[Job]:
+    for job_id, line in reversed(list(page.lines.items())):
+        if mark in line:
+            job = page.get(job_id)
+            if job is not None and job.notice == stage and job.terminal:
+                yield job
 
 
 def _reversed_jobs(page: Page, statuses: frozenset[JobStatus] | None) -> Iterator[Job]:

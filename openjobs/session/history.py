@@ -26,6 +26,9 @@ FANOUT = 256
 #: the `function` of an attach card
 ATTACH = "attach"
 _CARD = b'"function":"attach"'
+#: the `function` of a message that tells of ended jobs and commands
+NOTICE = "notice"
+_NOTICE = b'"function":"notice"'
 
 _NAME = re.compile(r"(\d{4,})\.jsonl\Z")
 
@@ -35,7 +38,7 @@ class Node:
     """One message. `parent` is the message before it on its branch, None for a root.
 
     `role` is the chat role ("user", "assistant", "system", "tool"); `function` marks nodes that are
-    more than text ("attach" is a card). `extra` is kept as it is given (JSON).
+    more than text ("attach" is a card, "notice" tells of what has ended). `extra` is kept as it is given (JSON).
     """
 
     id: str
@@ -155,6 +158,16 @@ class Segment:
         """The messages on which cards of this segment hang, each once."""
         return list(dict.fromkeys(card.parent for card in self.cards() if card.parent is not None))
 
+    def notices(self) -> Iterator[Node]:
+        """The newest version here of each message that tells of ended jobs and commands."""
+        if _NOTICE not in self.data:
+            return
+        for node_id, (offset, length) in self.places.items():
+            if _NOTICE in self.data[offset : offset + length]:
+                node = self.get(node_id)
+                if node is not None and node.function == NOTICE:
+                    yield node
+
     def append(self, nodes: list[Node]) -> Segment:
         places, chunks, offset = dict(self.places), [self.data], len(self.data)
         for node in nodes:
@@ -167,6 +180,12 @@ class Segment:
     @property
     def full(self) -> bool:
         return len(self.data) >= SEGMENT_BYTES or len(self.places) >= SEGMENT_NODES
+
+
+def events_of(notice: Node) -> list[str]:
+    """The ids of the ends that a notice covers."""
+    found = notice.extra.get("event_ids")
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
 
 def segment_path(number: int) -> str:

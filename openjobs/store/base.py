@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -43,6 +43,7 @@ from .change import JobChange, job_changed, job_created, refuse_again, refuse_ch
 from .committer import GAP_S, Committer, Operation
 from .fsck import Report, check_session
 from .index import Entry, Index, key_of
+from .mirror import mirror_later, with_caller
 from .presence import Active, Leases
 from .restore import restored
 from .session import Session
@@ -71,6 +72,7 @@ class Transition:
     subject: str = ""
 
 
+T = TypeVar("T")
 Jobs = list[Job]
 _Ids = list[str]
 _Transitions = list[Transition]
@@ -218,6 +220,8 @@ class JobStore(ABC):
         key = key_of(session_id, job.origin_tool_call_id) if job.origin_tool_call_id is not None else None
         self._refuse_known(job, key, fresh_id)
         self._refuse_finished_parent(job)
+        if job.elsewhere:
+            job = with_caller(self, job)
         now = self.clock.now()
         job = attrs.evolve(
             job,
@@ -227,7 +231,12 @@ class JobStore(ABC):
             runner_id=job.runner_id or next((e.runner_id for e in events if isinstance(e, Queued)), None),
         )
         entry = Entry(
-            job_id=job.job_id, session_id=session_id, parent_job_id=job.parent_job_id, key=key, run_id=job.run_id
+            job_id=job.job_id,
+            session_id=session_id,
+            parent_job_id=job.parent_job_id,
+            key=key,
+            run_id=job.run_id,
+            caller_session_id=job.caller_session_id if job.elsewhere else None,
         )
         change = JobChange(job)
         give_up_at = self._give_up_at()
@@ -325,9 +334,9 @@ class JobStore(ABC):
 
         return note
 
-    def _find_running_commit(self, session_id: str, job_id: str) -> str | None:
-        """Only after a crash, or for another process's job."""
-        for transition in reversed(self._transitions(session_id, job_id, commits=None)):
+    def _find_running_commit(self, session_id: str, job_id: str, commits: int | None = None) -> str | None:
+        """Only after a crash, for another process's job, or for a card in another session."""
+        for transition in reversed(self._transitions(session_id, job_id, commits=commits)):
             if transition.kind == "transition" and transition.status is JobStatus.RUNNING:
                 return transition.commit_id
         return None
@@ -403,6 +412,34 @@ class JobStore(ABC):
         self._committer.add(session_id, [operation])
         operation.future.result()
 
+    def write_later(
+        self,
+        session_id: str,
+        decide: Callable[[Documents], Change | None],
+        result: Callable[[], T],
+    ) -> Future[T]:
+        """One more commit over a session's documents; `result` is asked for once it is durable.
+
+        For what is neither a job's event nor a message of the user's. `decide` is pure and may be called more
+        than once. Raises `UnknownSession`; the future has what `apply` raises.
+        """
+        self._check_usable()
+        if not self.has_session(check_session_id(session_id)):
+            raise self._unknown_session(session_id)
+        operation = Operation(decide=self._in(session_id, decide), result=result, give_up_at=self._give_up_at())
+        self._committer.add(session_id, [operation])
+        return operation.future
+
+    def mirror_later(self, job: Job) -> Future[bool]:
+        """Bring the card in the caller's session up to a job of another one; see `mirror`."""
+        return mirror_later(self, job)
+
+    def running_commit(self, job: Job) -> str | None:
+        """The commit of the job's running transition, None if it never ran; a few small reads."""
+        if job.started_at is None:
+            return None
+        return self._find_running_commit(job.parent_session_id, job.job_id, commits=job.revision + 1)
+
     def unsettled(self) -> int:
         """Events that are kept in memory because their commit failed at least once."""
         return self._committer.unsettled()
@@ -470,9 +507,29 @@ class JobStore(ABC):
                 break
         return found
 
+    def visible(
+        self,
+        session_id: str,
+        status: JobStatus | str | Collection[JobStatus | str] | None = None,
+        limit: int | None = 50,
+    ) -> Jobs:
+        """The jobs that a session may see, newest first: its own, and those that it asked for in others (D6)."""
+        found = self.list(session_id, status, limit=limit)
+        statuses = _statuses(status)
+        for job_id in reversed(self.called_by(session_id)):
+            job = self.documents(self._session_of(job_id)).job(job_id)
+            if job is not None and (statuses is None or job.status in statuses):
+                found.append(job)
+        found.sort(key=lambda job: job.created_at, reverse=True)
+        return found if limit is None else found[: max(limit, 0)]
+
     def children(self, job_id: str) -> _Ids:
         """Ids of the jobs that were submitted under it, oldest first."""
         return list(dict.fromkeys(e.job_id for e in self.index.by_parent(job_id) if self._is_there(e)))
+
+    def called_by(self, session_id: str) -> _Ids:
+        """Ids of the jobs in other sessions that this session asked for, oldest first (spec 003, D6)."""
+        return list(dict.fromkeys(e.job_id for e in self.index.by_caller(session_id) if self._is_there(e)))
 
     def unfinished(self, session_id: str) -> Jobs:
         """The session's jobs that have not ended, newest first."""

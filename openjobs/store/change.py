@@ -39,7 +39,10 @@ def refuse_child_of(parent: Job) -> None:
 
 
 def job_created(documents: Documents, change: JobChange, now: datetime, *, fresh_id: bool = False) -> Change:
-    """The `pending` commit: row, user message with the whole prompt, and the card as running."""
+    """The `pending` commit: row, user message with the whole prompt, and the card as running.
+
+    The card of a job whose caller lives in another session follows in that one (`mirror`).
+    """
     job = change.job
     assert job is not None
     assert job.user_msg_id is not None
@@ -62,19 +65,19 @@ def job_created(documents: Documents, change: JobChange, now: datetime, *, fresh
         parent_msg_id=parent_msg_id,
         head_at_submit=found.head_id if job.foreground else None,
     )
-    documents.append(
-        [
-            Node(
-                id=job.user_msg_id,  # type: ignore[arg-type]
-                parent=parent_msg_id if job.context_mode is ContextMode.INHERIT else None,
-                role="user",
-                content=job.description,
-                created_at=now,
-                extra={"job_id": job.job_id},
-            ),
-            cards.placeholder(job, job.attach_id, now),  # type: ignore[arg-type]
-        ]
-    )
+    nodes = [
+        Node(
+            id=job.user_msg_id,  # type: ignore[arg-type]
+            parent=parent_msg_id if job.context_mode is ContextMode.INHERIT else None,
+            role="user",
+            content=job.description,
+            created_at=now,
+            extra={"job_id": job.job_id},
+        )
+    ]
+    if not job.elsewhere:
+        nodes.append(cards.placeholder(job, job.attach_id, now))  # type: ignore[arg-type]
+    documents.append(nodes)
     documents.put_job(job)
     change.job = job
     return Change(
@@ -139,7 +142,8 @@ def _ended(documents: Documents, job: Job, now: datetime, running_commit_id: str
         answer = _result_node(job, new_id(), job.user_msg_id, None, now)
         nodes.append(answer)
         job = attrs.evolve(job, head_id=answer.id)
-    if job.attach_id is not None:
+    # A job of a store from before cards went to the caller's session has its card here.
+    if job.attach_id is not None and (not job.elsewhere or documents.has_node(job.attach_id)):
         nodes.append(cards.finished(job, running_commit_id, now))
     if nodes:
         documents.append(nodes)

@@ -2,7 +2,8 @@
 
 Checked: the repository itself (objects, linear history, index and work tree, stray locks), that the
 commits of each job walk legal edges and end at most once, that rows agree with them, that pages and
-segments are well formed, and that cards and messages agree with rows (spec 003, invariants 1, 2, 4).
+segments are well formed, that cards and messages agree with rows (spec 003, invariants 1, 2, 4), also where the
+card is in another session, and that each notice was told once.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ..errors import Damaged, OpenJobsError
-from ..jobs import EDGES, Job, JobStatus
+from ..jobs import EDGES, Job, JobStatus, NoticeStage
 from ..repo import CommitInfo
 from ..session import Documents, Node, cards, pages
+from ..session.history import NOTICE, events_of
 from ..session.pages import Page
 
 if TYPE_CHECKING:
@@ -107,7 +109,9 @@ def check_session(store: JobStore, session_id: str) -> Report:
     part("rows", _check_rows(rows, trails))
     nodes: dict[str, Node] = {}
     part("messages", _check_nodes(documents, nodes, counts))
-    part("cards", _check_cards(rows, nodes, counts, session_id))
+    part("cards", _check_cards(store, rows, nodes, counts))
+    part("cards of other sessions", _check_cards_of_others(store, nodes, counts, session_id))
+    part("notices", _check_notices(rows, nodes, counts))
     return Report(findings=findings, counts=dict(counts))
 
 
@@ -187,21 +191,107 @@ def _check_nodes(documents: Documents, nodes: dict[str, Node], counts: Counter[s
 
 
 def _check_cards(
-    rows: dict[str, Job], nodes: dict[str, Node], counts: Counter[str], session_id: str
+    store: JobStore, rows: dict[str, Job], nodes: dict[str, Node], counts: Counter[str]
 ) -> Iterator[tuple[str, str]]:
+    callers: dict[str, Documents | None] = {}
     for job in rows.values():
         for name in ("user_msg_id", "head_id", "result_msg_id"):
             node_id = getattr(job, name)
             if node_id is not None and node_id not in nodes:
                 yield f"job {job.job_id}", f"{name} is message {node_id}, which is not there"
-        if job.caller_session_id not in (None, session_id) or job.attach_id is None:
+        if job.attach_id is None:
             continue
         card = nodes.get(job.attach_id)
+        if job.elsewhere and card is None:
+            yield from _check_card_elsewhere(store, job, callers, counts)
+            continue
         if card is None:
             yield f"job {job.job_id}", "has no card"
             continue
         counts["cards"] += 1
-        status = card.extra.get("attach", {}).get("status")
-        expected = job.status.value if job.terminal else "running"
-        if card.function != cards.FUNCTION or status != expected:
-            yield f"job {job.job_id}", f"is {job.status.value}, but its card says {status}"
+        if cards.status_of(card) != _on_card(job):
+            yield f"job {job.job_id}", f"is {job.status.value}, but its card says {cards.status_of(card)}"
+
+
+def _check_card_elsewhere(
+    store: JobStore, job: Job, callers: dict[str, Documents | None], counts: Counter[str]
+) -> Iterator[tuple[str, str]]:
+    """A card in the caller's session follows the row; it may be late only while somebody sees to it."""
+    caller = job.caller_session_id or ""
+    if caller not in callers:
+        callers[caller] = _readable(store, caller)
+    documents = callers[caller]
+    if documents is None:
+        counts["cards out of reach"] += 1
+        return
+    card = documents.find_node(job.attach_id or "")
+    counts["cards"] += card is not None
+    said = cards.status_of(card) if card is not None else None
+    if said == _on_card(job) or (said in (None, "running") and _is_seen_to(store, job)):
+        return
+    what = f"its card in session {caller} says {said}" if card is not None else f"it has no card in session {caller}"
+    yield f"job {job.job_id}", f"is {job.status.value}, but {what}"
+
+
+def _check_cards_of_others(
+    store: JobStore, nodes: dict[str, Node], counts: Counter[str], session_id: str
+) -> Iterator[tuple[str, str]]:
+    """Cards here of jobs that run elsewhere: never ahead of their rows."""
+    others: dict[str, Documents | None] = {}
+    for node in nodes.values():
+        if node.function != cards.FUNCTION or not cards.status_of(node):
+            continue
+        attach = node.extra["attach"]
+        target, job_id = attach.get("session_id"), attach.get("job_id")
+        if target == session_id or not isinstance(target, str) or not isinstance(job_id, str):
+            continue
+        if target not in others:
+            others[target] = _readable(store, target)
+        documents = others[target]
+        if documents is None:
+            counts["cards out of reach"] += 1
+            continue
+        counts["cards of other sessions"] += 1
+        job = documents.job(job_id)
+        if job is None:
+            yield f"message {node.id}", f"is the card of job {job_id}, which session {target} does not have"
+        elif cards.is_final(node) and cards.status_of(node) != job.status:
+            yield f"message {node.id}", f"says that job {job_id} is {cards.status_of(node)}; it is {job.status.value}"
+
+
+def _check_notices(rows: dict[str, Job], nodes: dict[str, Node], counts: Counter[str]) -> Iterator[tuple[str, str]]:
+    told: dict[str, str] = {}
+    for node in nodes.values():
+        if node.function != NOTICE:
+            continue
+        counts["notices"] += 1
+        for event_id in events_of(node):
+            if event_id in told:
+                yield f"message {node.id}", f"tells of {event_id}, which message {told[event_id]} has told"
+            told[event_id] = node.id
+    for job in rows.values():
+        if job.notice is None:
+            continue
+        if job.terminal is (job.notice is NoticeStage.WANTED):
+            yield f"job {job.job_id}", f"is {job.status.value}, but its notice is {job.notice.value}"
+        elif job.notice is NoticeStage.DELIVERED and not job.elsewhere and job.event_id not in told:
+            yield f"job {job.job_id}", "its end is said to be told, and no message tells of it"
+
+
+def _on_card(job: Job) -> str:
+    return job.status.value if job.terminal else "running"
+
+
+def _readable(store: JobStore, session_id: str) -> Documents | None:
+    """Another session's documents, or None: what is wrong with it is a finding of its own check."""
+    try:
+        documents = store.documents(session_id)
+        documents.meta()
+    except (OpenJobsError, OSError):
+        return None
+    return documents
+
+
+def _is_seen_to(store: JobStore, job: Job) -> bool:
+    """Whether a runner, or the recovery after it, still has work in the job's session."""
+    return job.runner_id is not None and job.parent_session_id in store.active.sessions(job.runner_id)

@@ -32,6 +32,8 @@ class Entry:
     key: str | None = None
     #: the run whose log it has
     run_id: str | None = None
+    #: the session that asked for it, where that is another one
+    caller_session_id: str | None = None
 
 
 def key_of(session_id: str, origin_tool_call_id: str) -> str:
@@ -48,6 +50,14 @@ class Index(Protocol):
     def by_key(self, key: str) -> Iterator[Entry]: ...
     def by_parent(self, job_id: str) -> Iterator[Entry]: ...
     def by_run(self, prefix: str) -> Iterator[Entry]: ...
+    def by_caller(self, session_id: str) -> Iterator[Entry]:
+        """Jobs of other sessions that this one asked for, oldest first."""
+        ...
+
+    def with_caller(self, session_id: str) -> Iterator[Entry]:
+        """Jobs of this session that another one asked for, oldest first."""
+        ...
+
     def newest_first(self) -> Iterator[Entry]: ...
     def close(self) -> None: ...
 
@@ -85,6 +95,15 @@ class MemoryIndex:
     def by_run(self, prefix: str) -> Iterator[Entry]:
         with self._lock:
             return iter([e for e in self._entries.values() if e.run_id is not None and e.run_id.startswith(prefix)])
+
+    def by_caller(self, session_id: str) -> Iterator[Entry]:
+        with self._lock:
+            return iter([e for e in self._entries.values() if e.caller_session_id == session_id])
+
+    def with_caller(self, session_id: str) -> Iterator[Entry]:
+        with self._lock:
+            found = [e for e in self._entries.values() if e.session_id == session_id]
+        return (entry for entry in found if entry.caller_session_id is not None)
 
     def newest_first(self) -> Iterator[Entry]:
         with self._lock:
@@ -157,6 +176,12 @@ class FileIndex:
     def by_run(self, prefix: str) -> Iterator[Entry]:
         return self._matching(b'"r":"' + prefix.encode())
 
+    def by_caller(self, session_id: str) -> Iterator[Entry]:
+        return self._matching(b'"c":"' + session_id.encode() + b'"')
+
+    def with_caller(self, session_id: str) -> Iterator[Entry]:
+        return self._matching(b'"s":"' + session_id.encode() + b'","c":"')
+
     def _matching(self, needle: bytes) -> Iterator[Entry]:
         found = []
         with self._lock:
@@ -221,6 +246,8 @@ class FileIndex:
 
 def _encode(entry: Entry) -> bytes:
     fields = {"j": entry.job_id, "s": entry.session_id}
+    if entry.caller_session_id is not None:
+        fields["c"] = entry.caller_session_id  # right after "s": `with_caller` looks for both at once
     if entry.parent_job_id is not None:
         fields["p"] = entry.parent_job_id
     if entry.key is not None:
@@ -241,6 +268,7 @@ def _decode(line: bytes) -> Entry | None:
             parent_job_id=fields.get("p"),
             key=fields.get("k"),
             run_id=fields.get("r"),
+            caller_session_id=fields.get("c"),
         )
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return None  # torn by a crash: its commit never happened

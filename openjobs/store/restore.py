@@ -1,9 +1,10 @@
 """Rows that a foreign commit put back are written again. Source: docs/git-store.md, step 1.
 
 Somebody may commit an older `jobs.json` on top of ours (a checkout of a file, a revert). A job's
-`revision` only grows, so a row that went back is recognised by comparing each foreign commit with
-its parent, and the parent's row is put in its place by a commit of the kind `restore`. Nothing is
-remembered for this: the history itself says what was durable, to whichever process writes next.
+`revision` only grows, and so does the stage of its notice, so a row that went back is recognised by
+comparing each foreign commit with its parent, and the parent's row is put in its place by a commit
+of the kind `restore`. Nothing is remembered for this: the history itself says what was durable, to
+whichever process writes next.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 from collections.abc import Iterator
 
 from ..errors import Damaged
-from ..jobs import Job
+from ..jobs import STAGES, Job
 from ..repo import Change, CommitInfo, Repository, View
 from ..session import Documents, Page, pages
 
@@ -30,7 +31,7 @@ def restored(documents: Documents, repository: Repository, own_head: str | None)
     for commit in _foreign(repository, own_head):
         before, after = repository.view(commit.parents[0]), repository.view(commit.commit_id)
         for job in _went_back(before, after):
-            if job.job_id not in lost or lost[job.job_id].revision < job.revision:
+            if job.job_id not in lost or _age(lost[job.job_id]) < _age(job):
                 lost[job.job_id] = job
     lost = {job_id: job for job_id, job in lost.items() if _is_older(documents.job(job_id), job)}
     if not lost:
@@ -89,4 +90,9 @@ def _changed_pages(before: View, after: View) -> Iterator[str]:
 
 
 def _is_older(there: Job | None, ours: Job) -> bool:
-    return there is None or there.revision < ours.revision
+    return there is None or _age(there) < _age(ours)
+
+
+def _age(job: Job) -> tuple[int, int]:
+    """What only grows in the life of a row: its revision, and after the end the stage of its notice."""
+    return job.revision, -1 if job.notice is None else STAGES.index(job.notice)

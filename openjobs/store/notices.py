@@ -1,0 +1,149 @@
+"""Telling a conversation what has ended: the message and the rows it is about, in one commit. Source: spec 000.
+
+A row's stage says how far its notice is, so that what is still to be told is found without a search. That a
+message tells of an end is the truth of "delivered": where the two are in different files or sessions, the message
+comes first, and a stage that a crash left behind is found by that message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+
+import attrs
+
+from ..ids import short
+from ..jobs import UNFINISHED, Job, NoticeStage, noticed
+from ..repo import Change
+from ..session import Documents, Node, notices
+from ..session.notices import Notice
+from .base import JobStore
+
+Notices = list[Notice]
+
+
+@attrs.define(kw_only=True, slots=True)
+class Delivery:
+    """What came of one delivery; filled in each time it is decided."""
+
+    #: the message that was added, or None
+    node: Node | None = None
+    #: what it tells of
+    told: Sequence[Notice] = ()
+    #: a turn of the conversation is running, and nothing may be put behind it
+    held: bool = False
+    #: ends that were told before and that the model has answered
+    seen: frozenset[str] = frozenset()
+
+
+def pending_jobs(store: JobStore, session_id: str, stage: NoticeStage = NoticeStage.RECORDED) -> list[Job]:
+    """The jobs at `stage` that the session's conversation is to be told of, in whatever session they ran.
+
+    Costs one look at each session concerned, however many jobs there are in it.
+    """
+    found = [job for job in store.documents(session_id).jobs_noticed(stage) if job.conversation_id == session_id]
+    for target in dict.fromkeys(entry.session_id for entry in store.index.by_caller(session_id)):
+        if target != session_id and store.has_session(target):
+            jobs = store.documents(target).jobs_noticed(stage)
+            found += [job for job in jobs if job.conversation_id == session_id]
+    return found
+
+
+def deliver_later(store: JobStore, session_id: str, others: Sequence[Notice]) -> Future[Delivery]:
+    """Add one message that tells of all that has ended: the session's own jobs, and `others`.
+
+    In one commit: (1) rows of the session are read, and what a message tells of already is left out, (2) the
+    message follows the head, and the head follows it, (3) the rows it is about become delivered, and those that
+    the model has answered meanwhile consumed. Nothing is written while a foreground turn of the session is
+    unfinished, nor where there is nothing to tell.
+    """
+    delivery = Delivery()
+    now = store.clock.now()
+    node_id = store.new_id()
+
+    def decide(documents: Documents) -> Change | None:
+        delivery.node, delivery.told, delivery.held, delivery.seen = None, (), False, frozenset()
+        if is_turn_running(documents):
+            delivery.held = True
+            return None
+        found = documents.meta()
+        delivery.seen = frozenset(notices.answered(documents, found.head_id))
+        rows = [job for job in documents.jobs_noticed(NoticeStage.RECORDED) if _is_for(documents, job, session_id)]
+        candidates = [*map(notices.of_job, rows), *others]
+        delivery.told = sorted(
+            (each for each in candidates if documents.notice_of(each.event_id) is None), key=lambda each: each.ended_at
+        )
+        changed = [noticed(job, NoticeStage.DELIVERED) for job in rows]
+        changed += [
+            noticed(job, NoticeStage.CONSUMED)
+            for job in documents.jobs_noticed(NoticeStage.DELIVERED)
+            if job.event_id in delivery.seen
+        ]
+        if not delivery.told and not rows:
+            return None
+        for job in changed:
+            documents.put_job(job)
+        if delivery.told:
+            delivery.node = notices.node_of(delivery.told, node_id, found.head_id, now)
+            documents.append([delivery.node])
+            documents.put_meta(attrs.evolve(found, head_id=node_id))
+        return Change(
+            files=documents.changes,
+            subject=f"notice {short(node_id)}: {len(delivery.told)} ended",
+            trailers=[("Openjobs-Kind", "notice")],
+        )
+
+    return store.write_later(session_id, decide, lambda: delivery)
+
+
+def is_turn_running(documents: Documents) -> bool:
+    """Whether a turn that the session's head follows is unfinished."""
+    return any(job.foreground for job in documents.jobs_newest_first(UNFINISHED))
+
+
+def _is_for(documents: Documents, job: Job, session_id: str) -> bool:
+    """Whether the conversation itself is to be told: a job under a running one is that one's to hear of."""
+    if job.conversation_id != session_id:
+        return False
+    parent = documents.job(job.parent_job_id) if job.parent_job_id is not None else None
+    return parent is None or parent.terminal
+
+
+def note_later(store: JobStore, session_id: str, job_ids: Iterable[str], stage: NoticeStage) -> Future[list[Job]]:
+    """Bring the notices of these jobs of one session to `stage`; the future has those that were not there yet."""
+    ids = list(job_ids)
+    changed: list[Job] = []
+
+    def decide(documents: Documents) -> Change | None:
+        changed.clear()
+        for job_id in ids:
+            before = documents.job(job_id)
+            after = before if before is None else noticed(before, stage)
+            if after is not None and after is not before:
+                documents.put_job(after)
+                changed.append(after)
+        if not changed:
+            return None
+        return Change(
+            files=documents.changes,
+            subject=f"notice of {_names(changed)} {stage.value}",
+            trailers=[("Openjobs-Kind", "notice")],
+        )
+
+    return store.write_later(session_id, decide, lambda: list(changed))
+
+
+def _names(jobs: Sequence[Job]) -> str:
+    shown = ", ".join(f"job {short(job.job_id)}" for job in jobs[:3])
+    return shown if len(jobs) <= 3 else f"{shown} and {len(jobs) - 3} more"
+
+
+def by_session(jobs: Iterable[Job]) -> Mapping[str, list[str]]:
+    """Job ids by the session in which they ran."""
+    found: dict[str, list[str]] = {}
+    for job in jobs:
+        found.setdefault(job.parent_session_id, []).append(job.job_id)
+    return found
+
+
+__all__ = ["Delivery", "by_session", "deliver_later", "is_turn_running", "note_later", "pending_jobs"]
