@@ -111,6 +111,7 @@ def _tasks(launcher: Launcher, runtime: Runtime) -> ProcessSupervisor:
     """Looks after background commands under the runner's lease, and takes over those of workers that die."""
     supervisor = ProcessSupervisor(runtime.store, worker_id=runtime.runner.runner_id)
     launcher.provide("tasks", supervisor, lambda left: supervisor.close(left))
+    runtime.runner.owned_tasks.use(supervisor.job_tasks)
     stop = threading.Event()
 
     def recover() -> None:

@@ -5,6 +5,7 @@ from .command import CommandEnd, run_command
 from .identity import Identity, System, this_system
 from .journal import TaskJournal
 from .output import Output, read_output
+from .owned import JobTasks
 from .rundir import (
     Burial,
     ExitRecord,
@@ -29,6 +30,7 @@ __all__ = [
     "ExitRecord",
     "Fact",
     "Identity",
+    "JobTasks",
     "KeeperSource",
     "Output",
     "ProcessSupervisor",

@@ -266,7 +266,8 @@ class Attendant:
                 log.exception("looking after a task failed")
 
     def _watch(self, live: Live) -> None:
-        """From now on, what happens to it is seen."""
+        """From now on, what happens to it is seen; what was asked of it before, too."""
+        self._states.pop(live.session_id, None)
         if live.run is not None:
             self._ready.register(live.run, selectors.EVENT_READ, live)
             live.watched = True

@@ -173,8 +173,10 @@ class TaskClient:
         Raises `UnknownTask`, and what `Ledger.append` raises.
         """
         task = self.get(task_id)
-        if task.terminal:
-            return task
+        return task if task.terminal else self.ask_to_stop(task, reason, grace_s)
+
+    def ask_to_stop(self, task: Task, reason: str | None, grace_s: float) -> Task:
+        """As `request_stop`, for a task at hand."""
         journal = self.journal(task.session_id)
         try:
             return journal.record(task.task_id, Fact.STOP_REQUESTED, reason=reason, grace_s=grace_s)

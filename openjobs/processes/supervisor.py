@@ -25,6 +25,7 @@ from ..errors import (
     KeeperFailed,
     OpenJobsError,
     OutcomeUnknown,
+    ParentFinished,
     Refused,
     RunRefused,
     StoreWriteFailed,
@@ -40,6 +41,7 @@ from .client import TaskClient, run_directory
 from .identity import System, this_system
 from .journal import TaskJournal, same_command
 from .output import Output
+from .owned import JobTasks
 from .task import Fact, Task, TaskStatus, check_origin, lost
 from .template import Request, Template, argv_of
 
@@ -106,6 +108,8 @@ class ProcessSupervisor:
         self._output_every_s = output_every_s
         self._marks = FileActive(self._home, self._disk, MARKS)
         self.client = TaskClient(self._home, disk=self._disk, clock=self._clock)
+        #: the tasks of jobs, ended at once where they are this worker's
+        self.job_tasks = JobTasks(self.client, disk=self._disk, system=self._system, stop=self._stop_for_job)
         self.worker_id = worker_id or self._new_id()
         self._lease: Held | None = None if worker_id else store.leases.acquire(self.worker_id)
         self._attendant = Attendant(
@@ -145,13 +149,14 @@ class ProcessSupervisor:
 
         Returns when `running` is durable, or the end of a command that could not be started. `env` is the whole
         environment (None: ours) and is never written down; `cwd` is the session's own directory where nothing is
-        said. A task with a `job_id` belongs to that job: `close` ends it.
+        said. A task with a `job_id` belongs to that job and ends with it, at the latest with `close`.
 
         The same `origin_tool_call_id` in the session, or the same `task_id`, with the same command returns the first
         task and starts nothing; with another command it raises `IdempotencyConflict`.
 
-        Raises, with nothing started: `InvalidInput`, `UnknownSession`, `SessionBusy`, `StoreWriteFailed`, `Damaged`,
-        `Closed`, `ForkedProcess`. And `OutcomeUnknown`: ask again with the same id.
+        Raises, with nothing started: `InvalidInput`, `UnknownSession`, `UnknownJob`, `ParentFinished` (the job is
+        over, or was asked to stop), `SessionBusy`, `StoreWriteFailed`, `Damaged`, `Closed`, `ForkedProcess`. And
+        `OutcomeUnknown`: ask again with the same id.
         """
         self._check()
         check_session_id(session_id)
@@ -172,6 +177,10 @@ class ProcessSupervisor:
         if check_origin(origin_tool_call_id) is not None and (first := journal.of_origin(str(origin_tool_call_id))):
             return self._met(same_command(first, command))
         key = key_of(session_id, origin_tool_call_id) if origin_tool_call_id is not None else None
+        if job_id is not None:
+            if (known := self._check_job(job_id, journal, task_id)) is not None:
+                return self._met(same_command(known, command))
+            self.job_tasks.mark(job_id, session_id)
         self._mark(session_id)
         self._indexed(Entry(job_id=task_id, session_id=session_id, key=key))
         with self._lock:
@@ -189,6 +198,8 @@ class ProcessSupervisor:
                 timeout_s=timeout_s,
                 output_limit_bytes=output_limit_bytes,
             )
+            if fresh and job_id is not None and self._is_over(job_id):
+                return self._too_late(task)  # see owned.py
             if fresh:
                 return self._launch(journal, task, request)
         finally:
@@ -245,6 +256,33 @@ class ProcessSupervisor:
         }
         live = self._attendant.attend(task, abandoned=True, end=end)
         live.ended.wait(_RECOVER_S)
+        return self.client.journal(task.session_id).get(task.task_id)
+
+    def _check_job(self, job_id: str, journal: TaskJournal, task_id: str) -> Task | None:
+        """Raises `ParentFinished`, but for a task that is known: it is answered with what became of it."""
+        if not self._is_over(check_job_id(job_id)):
+            return None
+        try:
+            return journal.get(task_id)
+        except UnknownTask:
+            raise ParentFinished(
+                f"job {short(job_id)} has ended, or was asked to stop, and starts no commands any more"
+            ) from None
+
+    def _is_over(self, job_id: str) -> bool:
+        job = self._store.get(job_id)
+        return job.terminal or job.cancel_requested_at is not None
+
+    def _too_late(self, task: Task) -> Task:
+        """Its job ended while its intent was being written: it is recorded as cancelled, and never ran."""
+        end = lost("its job ended before it could start") | {
+            "status": TaskStatus.CANCELLED.value,
+            "stopped_by": layout.BY_NEVER_STARTED,
+        }
+        live = self._attendant.attend(task, abandoned=True, end=end)
+        live.ended.wait(_RECOVER_S)
+        if task.job_id is not None:
+            self.job_tasks.release(task.job_id)
         return self.client.journal(task.session_id).get(task.task_id)
 
     # --- reading -----------------------------------------------------------------------------------
@@ -314,10 +352,12 @@ class ProcessSupervisor:
         return task
 
     def stop_job(self, job_id: str, reason: str | None = None) -> None:
-        """Ask for the end of every task of this worker that belongs to the job."""
-        for live in self._attendant.lives():
-            if live.job_id == job_id:
-                self.stop(live.task_id, reason)
+        """Ask for the end of every task that belongs to the job, whoever looks after it (as `stop`)."""
+        self._check()
+        self.job_tasks.ask(job_id, reason or "its job was asked to stop", layout.DEFAULT_GRACE_S)
+
+    def _stop_for_job(self, task: Task, reason: str, grace_s: float) -> None:
+        self.stop(task.task_id, reason, grace_s)
 
     # --- recovery ----------------------------------------------------------------------------------
 

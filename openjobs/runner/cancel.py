@@ -64,8 +64,10 @@ class Canceller:
         new_id: IdMaker,
         cancel_timeout_s: float,
         below: Callable[[Job, str | None], None],
+        asked: Callable[[LiveJob], None] = lambda live: None,
     ) -> None:
-        """`below` asks what is under a job and not known to the roster as such; it waits for nothing."""
+        """`below` asks what is under a job and not known to the roster as such; `asked` hears of each running job
+        whose event was set, with the lock held. Both wait for nothing."""
         self._roster = roster
         self._pool = pool
         self._settler = settler
@@ -73,6 +75,7 @@ class Canceller:
         self._new_id = new_id
         self._cancel_timeout_s = cancel_timeout_s
         self.below = below
+        self._asked = asked
         self._stuck: dict[LiveJob, StuckThread] = {}
 
     # --- asking ---
@@ -102,6 +105,7 @@ class Canceller:
             return []  # still on its way to the store: the submit ends it
         for wake in live.on_cancel.values():
             wake()
+        self._asked(live)
         live.timers.append(self._timers.call_in(self._cancel_timeout_s, lambda: self.force(live)))
         return [] if committed else [self._settler.hand_in(live, CancelRequested(reason=reason))]
 
@@ -184,6 +188,7 @@ class Canceller:
                 live.cancel_event.set()
                 for wake in live.on_cancel.values():
                     wake()
+                self._asked(live)
 
 
 class Requests:

@@ -16,6 +16,7 @@ from ..ids import IdMaker
 from ..jobs import Errored, Job
 from ..session import cards
 from ..store import JobStore
+from .owned import LeftTasks
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ class Recovery:
     refuses the second end). What cannot be written now is logged and left to the next recovery.
 
     `before_end` and `after_end` are the steps that belong to the end of a job besides its commit:
-    leftover process trees are ended before, run logs completed after. It never writes a fact.
+    leftover process trees and background commands are ended before, run logs completed after. It
+    never writes a fact.
     """
 
     def __init__(self, store: JobStore, new_id: IdMaker, own_id: str | None = None) -> None:
@@ -43,8 +45,9 @@ class Recovery:
         self._own_id = own_id
         #: sees to a card in a caller's session; a runner's own goes on trying for as long as it lives
         self.mirror: Callable[[Job], Future[bool]] = store.mirror_later
-        self.before_end: list[Step] = [self._end_leftovers]
-        self.after_end: list[Step] = [self._finish_log]
+        self.tasks = LeftTasks(store)
+        self.before_end: list[Step] = [self._end_leftovers, self.tasks.end]
+        self.after_end: list[Step] = [self._finish_log, self.tasks.release]
 
     def run(self) -> list[Job]:
         """End what dead runners left in the sessions they had marked; returns those jobs."""
@@ -52,7 +55,7 @@ class Recovery:
         for runner_id in self._store.leases.dead():
             jobs, complete = self._runner(runner_id)
             ended += jobs
-            if complete:
+            if self.tasks.of_runner(runner_id) and complete:
                 self._contained(runner_id, functools.partial(self._store.leases.remove, runner_id))
         return ended
 

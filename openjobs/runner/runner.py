@@ -34,6 +34,7 @@ from .heads import Heads
 from .hub import DEFAULT_CAPACITY, JOB_STATUS, Hub, Subscription
 from .live import LiveJob, Phase, Roster
 from .markers import IDLE_S, Markers
+from .owned import OwnedTasks
 from .mirrors import Mirrors
 from .notices import Notices
 from .pool import Executor, Pool
@@ -143,6 +144,8 @@ class JobRunner:
         self._timers = Timers(clock, f"{name}-timers")
         self._client = JobClient(store, clock=clock, timers=self._timers, recovery=self.recovery)
         self._settler = Settler(store, self._roster, self.ending, self.hub, new_id=new_id, name=f"{name}-settler")
+        #: the background commands that jobs started
+        self.owned_tasks = OwnedTasks(store, self._settler, self._timers)
         self._worker = Worker(
             store, self._roster, self._settler, self.ending, self.hub, clock=clock, new_id=new_id, runner=self
         )
@@ -163,6 +166,7 @@ class JobRunner:
             new_id=new_id,
             cancel_timeout_s=cancel_timeout_s,
             below=self._cancel_below,
+            asked=self.owned_tasks.asked,
         )
         self._markers = Markers(store, self.runner_id, clock, self._timers, marker_idle_s)
         self._mirrors = Mirrors(store, self._timers, clock)
@@ -188,6 +192,8 @@ class JobRunner:
             self.ending.set(EndStep.RUN_LOG, self._finish_log)
         self.after_submit.append(self._begin_card)
         self.ending.also("cards", EndStep.FACT, lambda ended: self._begin_card(ended.job))
+        self.ending.set(EndStep.LEFTOVERS, self.owned_tasks.turn_over)
+        self.ending.also("background commands", EndStep.RELEASE, self.owned_tasks.job_over)
         self.ending.set(EndStep.HUB, self._tell_hub)
         self.ending.also("notices", EndStep.HUB, lambda ended: self.notices.ended(ended.job))
         self.ending.set(EndStep.WAITERS, self._wake_waiters)

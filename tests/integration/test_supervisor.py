@@ -25,6 +25,7 @@ from openjobs.processes.tree import TASK_VARIABLE
 from openjobs.runlog import RunLogReader
 from openjobs.store import GitJobStore, MockTaskStore
 from tests.support import eventually
+from tests.support.jobs import job_for
 
 BOUND_S = 20.0
 ENV = {"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
@@ -317,8 +318,8 @@ def test_who_waits_hears_of_the_closing(supervise: Supervise) -> None:
 def test_closing_ends_the_trees_of_jobs(supervise: Supervise, store: GitJobStore) -> None:
     """A task that belongs to a job ends with its worker, and is recorded as cancelled."""
     first = supervise()
-    job_id = "00000000-0000-4000-8000-000000000001"
-    task = first.start("s", "sleep 60 & exec sleep 60", env=ENV, job_id=job_id)
+    job = store.create(job_for(store, "s"))
+    task = first.start("s", "sleep 60 & exec sleep 60", env=ENV, job_id=job.job_id)
     first.close()
     with TaskClient(store.session_dir("s").parents[1]) as client:
         assert client.get(task.task_id).status is TaskStatus.CANCELLED
