@@ -100,13 +100,6 @@ class JobClient:
         found = self.store.visible(session_id, status, limit)
         return self.store.visible(session_id, status, limit) if self._mended(found) else found
 
-    def visible(self, session_id: str, status: Statuses | None = None, limit: int | None = 50) -> Jobs:
-        """The jobs that a session may see and stop, newest first: its own, and those that it asked for in others
-        (spec 003, D6). Raises `UnknownSession`."""
-        self._check()
-        found = self.store.visible(session_id, status, limit)
-        return self.store.visible(session_id, status, limit) if self._mended(found) else found
-
     # --- waiting ---
 
     def await_job(self, job_id: str, timeout: float | None = None) -> Job:
