@@ -13,6 +13,7 @@ cancels only the wait; the job goes on.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -21,7 +22,10 @@ from .jobs import Job, SpawnRequest, SyncFn
 from .runner import HubEvent, JobClient, JobRunner, RunnerStats
 from .runner.client import Statuses
 from .runner.hub import DEFAULT_CAPACITY
+from .runner.notices import Notices
 from .runner.waiting import ALL, check_timeout
+from .session import Node
+from .session.notices import Notice
 
 T = TypeVar("T")
 Jobs = list[Job]
@@ -78,8 +82,8 @@ class _Async:
         timeout = check_timeout(timeout)
         loop = asyncio.get_running_loop()
         enough = asyncio.Event()
-        wait = await _owned(
-            asyncio.to_thread(self._sync.open_wait, ids, mode, lambda: _wake(loop, enough)),
+        wait = await owned(
+            asyncio.to_thread(self._sync.open_wait, ids, mode, lambda: wake(loop, enough)),
             lambda late: late.close(block=False),
         )
         try:
@@ -109,6 +113,7 @@ class AsyncJobRunner(_Async):
     def __init__(self, runner: JobRunner) -> None:
         super().__init__(runner)
         self.sync = runner
+        self.notices = AsyncNotices(runner.notices)
 
     async def submit(self, request: SpawnRequest, sync_fn: SyncFn | None = None) -> Job:
         """As `JobRunner.submit`. When the awaiting task is cancelled meanwhile, the job may exist all the same."""
@@ -119,7 +124,7 @@ class AsyncJobRunner(_Async):
         """Live events from now on, until the runner is shut down. Close the iterator when done (`aclosing`)."""
         loop = asyncio.get_running_loop()
         some = asyncio.Event()
-        with self.sync.subscribe(capacity, lambda: _wake(loop, some)) as subscription:
+        with self.sync.subscribe(capacity, lambda: wake(loop, some)) as subscription:
             while True:
                 some.clear()
                 for event in subscription.drain():
@@ -147,6 +152,55 @@ class AsyncJobRunner(_Async):
         await asyncio.to_thread(self.sync.__exit__, kind, error, trace)
 
 
+class AsyncNotices:
+    """`JobRunner.notices` for one event loop: the same names, awaitable, and `stream` in place of `subscribe`."""
+
+    def __init__(self, sync: Notices) -> None:
+        self.sync = sync
+
+    async def pending(self, session_id: str | None = None, *, job_id: str | None = None) -> list[Notice]:
+        return await asyncio.to_thread(lambda: self.sync.pending(session_id, job_id=job_id))
+
+    async def ack(self, event_id: str) -> bool:
+        return await asyncio.to_thread(self.sync.ack, event_id)
+
+    async def consume(self, job_or_task_id: str) -> bool:
+        return await asyncio.to_thread(self.sync.consume, job_or_task_id)
+
+    async def deliver(self, session_id: str) -> Node | None:
+        return await asyncio.to_thread(self.sync.deliver, session_id)
+
+    async def stream(self, session_id: str | None = None) -> AsyncIterator[Notice]:
+        """What is pending now and what ends from now on, until the runner is shut down; each at least once.
+
+        What is neither acknowledged, consumed nor delivered comes again in the next stream. Close the iterator
+        when done (`aclosing`).
+        """
+        loop = asyncio.get_running_loop()
+        arrived: deque[Notice] = deque()
+        some = asyncio.Event()
+
+        def arrive(notice: Notice) -> None:
+            arrived.append(notice)
+            wake(loop, some)
+
+        subscription = await owned(
+            asyncio.to_thread(lambda: self.sync.subscribe(arrive, session_id, on_end=lambda: wake(loop, some))),
+            lambda late: late.close(),
+        )
+        try:
+            while True:
+                some.clear()
+                while arrived:
+                    yield arrived.popleft()
+                if subscription.closed:
+                    return
+                await some.wait()
+        finally:
+            subscription.on_end = None
+            await asyncio.shield(asyncio.to_thread(subscription.close))
+
+
 class AsyncJobClient(_Async):
     """A `JobClient` for one event loop."""
 
@@ -164,7 +218,7 @@ class AsyncJobClient(_Async):
         await self.close()
 
 
-def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+def wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     """Set `event` from any thread; a loop that is closed has nobody left to wake."""
     try:
         loop.call_soon_threadsafe(event.set)
@@ -172,7 +226,7 @@ def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
         pass
 
 
-async def _owned(coroutine: Any, discard: Callable[[Any], object]) -> Any:
+async def owned(coroutine: Any, discard: Callable[[Any], object]) -> Any:
     """The coroutine's value; when the caller is cancelled before it is there, `discard` gets it instead."""
     task = asyncio.ensure_future(coroutine)
     try:

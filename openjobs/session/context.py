@@ -2,25 +2,32 @@
 
 Source: spec 003, D8. A running job is never seen, so no turn meets half-written content; a completed
 one stands with its result (or its whole branch), a cancelled one with its partial text and marker,
-an errored one with its error line.
+an errored one with its error line. A card is written whole, in one commit, so what is seen of a job is
+all of it or nothing; the card of a job in another session follows that session's commits, so what it
+points to is there.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import attrs
 
+from ..errors import InvalidInput, OpenJobsError
 from ..ids import short
 from .branch import cards_beside, chain
 from .documents import Documents
-from .history import ATTACH, Node
+from .history import ATTACH, NOTICE, Node
+
+#: another session's documents; raises what reading them does
+OpenSession = Callable[[str], Documents]
 
 
 class ItemKind(enum.StrEnum):
     MESSAGE = "message"
     ATTACH = "attach"  #: an ended job
+    NOTICE = "notice"  #: a message that says what has ended
     CUT = "cut"  #: older items were left out for the budget
 
 
@@ -38,28 +45,41 @@ class ContextItem:
 
 
 def context_of(
-    documents: Documents, head_id: str, *, budget: int | None = None, expand_branches: bool = False
+    documents: Documents,
+    head_id: str,
+    *,
+    budget: int | None = None,
+    expand_branches: bool = False,
+    open_session: OpenSession | None = None,
 ) -> list[ContextItem]:
     """The ordered items that a turn at `head_id` sees, oldest first.
 
-    `budget` is a number of characters: the newest items that fit are kept, whole, and the last one
-    always; what was left out is said by a first item of kind `CUT`. `expand_branches` puts the
-    messages of a completed job's branch in place of its result.
+    `budget` is a number of characters, as `chat_messages` counts them: the newest items that fit are kept,
+    whole, and the last one always; what was left out is said by a first item of kind `CUT`.
+    `expand_branches` puts the messages of a completed job's branch in place of its result, those of a job
+    in another session by `open_session`; a branch that cannot be read is said, with the result.
+
+    Raises `UnknownNode`, `Damaged`, and `InvalidInput` for a budget that is none.
     """
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
+        raise InvalidInput(f"a budget is a number of characters, 0 or more, not {budget!r}")
     nodes = list(reversed(list(chain(documents, head_id))))
     beside = cards_beside(documents, {node.id for node in nodes})
     items = [
         item
         for node in nodes
         for each in (node, *beside.get(node.id, ()))
-        for item in _items(documents, each, expand_branches)
+        for item in _items(documents, each, expand_branches, open_session)
     ]
     return items if budget is None else _within(items, budget)
 
 
-def _items(documents: Documents, node: Node, expand_branches: bool) -> Iterator[ContextItem]:
+def _items(
+    documents: Documents, node: Node, expand_branches: bool, open_session: OpenSession | None
+) -> Iterator[ContextItem]:
     if node.function != ATTACH:
-        yield ContextItem(kind=ItemKind.MESSAGE, role=node.role, text=node.content, node=node)
+        kind = ItemKind.NOTICE if node.function == NOTICE else ItemKind.MESSAGE
+        yield ContextItem(kind=kind, role=node.role, text=node.content, node=node)
         return
     attach = node.extra.get("attach", {})
     status = attach.get("status")
@@ -67,12 +87,22 @@ def _items(documents: Documents, node: Node, expand_branches: bool) -> Iterator[
         return
     about = {"job_id": attach.get("job_id"), "label": node.extra.get("label"), "status": status}
     head_id = attach.get("head_id")
-    own = attach.get("session_id") == documents.meta().session_id
-    if expand_branches and status == "completed" and head_id is not None and own:
-        for each in _job_branch(documents, head_id, str(attach.get("job_id"))):
-            yield ContextItem(kind=ItemKind.ATTACH, role=each.role, text=each.content, node=each, **about)
-        return
-    yield ContextItem(kind=ItemKind.ATTACH, role="user", text=node.content, node=node, **about)
+    text = node.content
+    if expand_branches and status == "completed" and head_id is not None:
+        session_id = str(attach.get("session_id"))
+        own = session_id == documents.meta().session_id
+        try:
+            if own or open_session is not None:
+                target = documents if own or open_session is None else open_session(session_id)
+                branch = _job_branch(target, head_id, str(attach.get("job_id")))
+                for each in branch:
+                    yield ContextItem(kind=ItemKind.ATTACH, role=each.role, text=each.content, node=each, **about)
+                return
+        except (OpenJobsError, OSError) as error:
+            if own:
+                raise
+            text = f"[its branch in session {session_id} cannot be read ({type(error).__name__}); its result:]\n{text}"
+    yield ContextItem(kind=ItemKind.ATTACH, role="user", text=text, node=node, **about)
 
 
 def _job_branch(documents: Documents, head_id: str, job_id: str) -> list[Node]:
@@ -89,7 +119,7 @@ def _within(items: list[ContextItem], budget: int) -> list[ContextItem]:
     kept: list[ContextItem] = []
     used = 0
     for item in reversed(items):
-        used += len(item.text)
+        used += len(_chat_text(item))
         if kept and used > budget:
             break
         kept.append(item)

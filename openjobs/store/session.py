@@ -94,12 +94,19 @@ class Session:
     def context(
         self, head_id: str | None = None, budget: int | None = None, *, expand_branches: bool = False
     ) -> list[ContextItem]:
-        """The ordered items that a turn at `head_id` (default: the head) sees; see `session.context`."""
+        """The ordered items that a turn at `head_id` (default: the head) sees: messages, and the jobs on them that have
+        ended, also those that run in other sessions; see `session.context`."""
         documents = self._documents()
         head = head_id if head_id is not None else documents.meta().head_id
         if head is None:
             return []
-        return context_of(documents, head, budget=budget, expand_branches=expand_branches)
+        return context_of(
+            documents,
+            head,
+            budget=budget,
+            expand_branches=expand_branches,
+            open_session=self._store.documents,
+        )
 
     def messages(self, head_id: str | None = None, budget: int | None = None) -> list[dict[str, str]]:
         """The same as plain chat messages, `{"role", "content"}`, for a provider."""
