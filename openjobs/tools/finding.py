@@ -1,0 +1,92 @@
+"""What an id means to one session, and what jobs and commands it has.
+
+Ownership: a session sees and stops what runs in it and what was asked for in it (spec 003, D6). Any other id is
+unknown, so that nothing can be learned about other sessions by guessing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from ..errors import AmbiguousId, NotFound, UnknownJob
+from ..ids import is_prefix
+from ..jobs import TERMINAL, UNFINISHED, Job
+from . import texts
+
+if TYPE_CHECKING:
+    from ..processes import ProcessSupervisor, Task
+    from ..runner import JobRunner
+
+Rows = list[dict[str, Any]]
+
+#: how many of the jobs there are an answer to a wrong id names
+_NAMED = 10
+
+
+class Finder:
+    def __init__(self, runner: JobRunner, processes: ProcessSupervisor | None, session_id: str) -> None:
+        self._runner = runner
+        self._store = runner.store
+        self._processes = processes
+        self._session_id = session_id
+
+    def find(self, given: str) -> Job | Task:
+        """The one job or command that the id, or a beginning of it, means here.
+
+        Raises `UnknownJob` and `AmbiguousId`, with what there is.
+        """
+        prefix = given.strip().lower()
+        found = list(islice(self._matching(prefix), _NAMED + 1)) if is_prefix(prefix) else []
+        if len(found) == 1:
+            return found[0]
+        if found:
+            rows = self.shown(found[:_NAMED])
+            raise AmbiguousId(
+                f"{given!r} is the beginning of more than one id; give more of it:\n{texts.table(rows)}",
+                candidates=[row["job_id"] for row in rows],
+            )
+        rows = self.rows(_NAMED)[:_NAMED]
+        there = f"there are:\n{texts.table(rows)}" if rows else "there are none yet"
+        raise UnknownJob(f"there is no job {given!r} here; {there}", candidates=[row["job_id"] for row in rows])
+
+    def rows(self, ended: int, own: Collection[str] = ()) -> Rows:
+        """All that has not ended and the newest `ended` of the rest, newest first; `own` as in `shown`."""
+        jobs = self._runner.visible(self._session_id, UNFINISHED, limit=None)
+        jobs += self._runner.visible(self._session_id, TERMINAL, limit=ended)
+        found: list[Job | Task] = list({job.job_id: job for job in jobs}.values())
+        if self._processes is not None:
+            tasks = self._processes.list(self._session_id)
+            found += [task for task in tasks if not task.terminal]
+            found += list(islice((task for task in tasks if task.terminal), ended))
+        return self.shown(sorted(found, key=lambda each: each.created_at, reverse=True), own)
+
+    def shown(self, found: Sequence[Job | Task], own: Collection[str] = ()) -> Rows:
+        """Rows for a list; `own` are ids of jobs that who asks runs in."""
+        now = self._store.clock.now()
+        return [
+            texts.job_row(each, now, own=each.job_id in own) if isinstance(each, Job) else texts.task_row(each, now)
+            for each in found
+        ]
+
+    def _matching(self, prefix: str) -> Iterator[Job | Task]:
+        met = set()
+        for entry in self._store.index.by_id(prefix):
+            if entry.job_id in met:
+                continue
+            met.add(entry.job_id)
+            job = self._job(entry.job_id)
+            if job is not None and job.owned_by(self._session_id):
+                yield job
+        if self._processes is not None:
+            for entry in self._processes.client.matching(prefix):
+                if entry.session_id == self._session_id:
+                    yield self._processes.get(entry.job_id)
+
+    def _job(self, job_id: str) -> Job | None:
+        """None: the index knows an id before its job is written, and that may never have come."""
+        try:
+            return self._runner.get(job_id)
+        except NotFound:
+            return None
