@@ -139,6 +139,10 @@ class HostBusy(Refused):
     """The home's host process has as many clients as it takes. Try again."""
 
 
+class ArchiveRefused(Refused):
+    """The file is no archive of a session that can be imported; nothing was imported."""
+
+
 # --- what is there cannot be read ------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "agent": ("agent", "Run PROMPT as a job and print its result."),
         "run": ("tasks", "Run CMD as a background command with a durable trail, and wait for it."),
         "stop": ("control", "Ask jobs, and the jobs they started, to stop."),
+        "serve": ("serve", "Serve the jobs to a browser and to programs, until Ctrl-C."),
         "demo": ("demo", "See it work: run a few commands as jobs and show the commits they left."),
     },
     "Look": {
@@ -41,6 +42,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "recover": ("upkeep", "End the jobs whose process died."),
         "fsck": ("upkeep", "Check that sessions are whole."),
         "gc": ("upkeep", "Pack sessions into less space."),
+        "export": ("archive", "Write one session to a new FILE: to back it up, or to move it."),
+        "import": ("archive", "Make a session of a FILE that `openjobs export` wrote."),
         "completion": ("completion", "Print the script that completes commands and job ids."),
     },
 }
@@ -60,6 +63,8 @@ MEANT = {
     **dict.fromkeys(("check", "verify", "doctor"), "'fsck'"),
     **dict.fromkeys(("clean", "prune", "pack"), "'gc'"),
     **dict.fromkeys(("join", "await"), "'wait'"),
+    **dict.fromkeys(("backup", "save", "dump"), "'export'"),
+    **dict.fromkeys(("restore", "load"), "'import'"),
 }
 _WHERE = {name: where for group in COMMANDS.values() for name, where in group.items()}
 
