@@ -11,13 +11,15 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import openjobs.processes
+from openjobs import JobClient, JobRunner, JobStatus, SpawnRequest, TurnRequest, TurnResult
 from openjobs.durable import Disk
 from openjobs.errors import Damaged, OpenJobsError, OutcomeUnknown
 from openjobs.processes import (
@@ -31,6 +33,7 @@ from openjobs.processes import (
     run_directory,
 )
 from openjobs.processes.identity import Identity, LinuxSystem, this_system
+from openjobs.processes.owned import MARKS as JOB_MARKS
 from openjobs.processes.supervisor import MARKS
 from openjobs.processes.tree import TASK_VARIABLE
 from openjobs.runlog import RunLogReader
@@ -72,12 +75,12 @@ def marked(task_id: str) -> list[int]:
 # --- the worker dies ---------------------------------------------------------------------------------------
 
 
-def die_at(line: int) -> None:
-    """Kill this process before the `line`-th line that any thread runs in `TRACED` from now on."""
+def die_at(line: int, traced: Collection[str] = TRACED) -> None:
+    """Kill this process before the `line`-th line that any thread runs in `traced` from now on."""
     left = itertools.count(line, -1)
 
     def tracer(frame: Any, event: str, _argument: object) -> Any:
-        if frame.f_code.co_filename not in TRACED:
+        if frame.f_code.co_filename not in traced:
             return None
         if event == "line" and next(left) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -140,6 +143,139 @@ def test_a_worker_killed_at_any_line_runs_nothing_twice(tmp_path: Path, chaos: b
             break
     assert (TaskStatus.FAILED, "exit") in ends
     assert (TaskStatus.LOST, "lost") in ends
+
+
+def in_a_process(act: Callable[[], None]) -> int:
+    """Its exit code; 0 when `act` came to its end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+#: the modules that end a job's tasks
+OWNED = {str(ROOM / "owned.py"), str(ROOM.parent / "runner" / "owned.py"), str(ROOM.parent / "runner" / "recovery.py")}
+
+
+def host_with_a_job(home: Path, line: int) -> None:
+    """A job whose turn starts two commands is cancelled; the process dies before that line of what looks after them."""
+    store = GitJobStore(home, durability="relaxed")
+    die_at(line, OWNED | TRACED)
+    supervisor = ProcessSupervisor(store)
+    runner = JobRunner(store, workers=1)
+    runner.owned_tasks.use(supervisor.job_tasks)
+    started = threading.Event()
+
+    def turn(request: TurnRequest, cancel: threading.Event) -> TurnResult:
+        for _ in range(2):
+            supervisor.start("s", "setsid sleep 300 & exec sleep 300", env=ENV, job_id=request.job_id)
+        started.set()
+        cancel.wait(BOUND_S)
+        return TurnResult(final_text="")
+
+    job = runner.submit(SpawnRequest(prompt="p", parent_session_id="s"), sync_fn=turn)
+    started.wait(BOUND_S)
+    runner.cancel(job.job_id)
+    runner.await_job(job.job_id, BOUND_S)
+    eventually(lambda: supervisor.running == 0 and not list((home / JOB_MARKS).glob("*")), BOUND_S)
+
+
+def tasks_in(home: Path) -> list[Task]:
+    return list(TaskJournal(home / "sessions" / "s", "s", disk=Disk(durable=False)).tasks())
+
+
+def test_a_host_killed_at_any_line_leaves_no_task_of_its_job(tmp_path: Path, chaos: bool) -> None:
+    """From the start of a job's commands to their end with it: who recovers the job ends what is left of their trees,
+    without a supervisor; the next supervisor records how they ended; nothing else is left."""
+    ends, left_running = set(), 0
+    for line in itertools.count(1, 11 if chaos else 173):
+        home = new_home(tmp_path / f"home-{line}")
+        finished = in_a_process(lambda home=home, line=line: host_with_a_job(home, line)) == 0  # type: ignore[misc]
+        tasks = tasks_in(home)
+        left_running += any(marked(task.task_id) for task in tasks)
+        with GitJobStore(home, durability="relaxed") as store:
+            JobClient(store).recover()
+            assert all(job.terminal for job in store.list("s"))
+            for task in tasks:
+                eventually(lambda task=task: not marked(task.task_id), BOUND_S)
+            with ProcessSupervisor(store) as supervisor:
+                supervisor.recover()
+                for task in tasks:
+                    task = supervisor.wait(task.task_id, BOUND_S)
+                    assert task.terminal
+                    ends.add(task.status)
+                eventually(lambda: supervisor.running == 0)
+        facts = [json.loads(raw)["data"]["fact"] for raw in _lines(home / "sessions" / "s" / "tasks.jsonl")]
+        assert facts.count("ended") == facts.count("intent") == len(tasks)
+        assert not list((home / MARKS).glob("*"))
+        assert not list((home / JOB_MARKS).glob("*"))
+        if finished:
+            break
+    assert left_running > 3
+    assert TaskStatus.CANCELLED in ends
+
+
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def test_a_recovery_killed_at_any_line_is_done_by_the_next(tmp_path: Path, chaos: bool) -> None:
+    """A host was killed while its job's commands ran: wherever recoveries die, the one that does not has ended them."""
+    home = new_home(tmp_path / "home")
+    ready = os.pipe()
+
+    def host() -> None:
+        store = GitJobStore(home, durability="relaxed")
+        supervisor, runner = ProcessSupervisor(store), JobRunner(store, workers=1)
+
+        def turn(request: TurnRequest, cancel: threading.Event) -> TurnResult:
+            supervisor.start("s", "trap '' TERM; setsid sleep 300 & sleep 300", env=ENV, job_id=request.job_id)
+            os.write(ready[1], b"x")
+            cancel.wait()
+            return TurnResult(final_text="")
+
+        runner.submit(SpawnRequest(prompt="p", parent_session_id="s"), sync_fn=turn)
+        signal.pause()
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            host()
+        finally:
+            os._exit(1)
+    os.read(ready[0], 1)
+    for fd in ready:
+        os.close(fd)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    (task,) = tasks_in(home)
+    assert marked(task.task_id)
+
+    def recover(line: int) -> None:
+        store = GitJobStore(home, durability="relaxed")
+        die_at(line, OWNED)
+        JobClient(store).recover()
+
+    deaths = 0
+    for line in itertools.count(1, 1 if chaos else 5):
+        if in_a_process(lambda line=line: recover(line)) == 0:  # type: ignore[misc]
+            break
+        deaths += 1
+    assert deaths > 5
+    assert not marked(task.task_id)
+    with GitJobStore(home, durability="relaxed") as store:
+        (job,) = store.list("s")
+        assert (job.status, job.error) == (JobStatus.ERRORED, "worker died before completion")
+        with ProcessSupervisor(store) as supervisor:
+            supervisor.recover()
+            assert supervisor.get(task.task_id).status is TaskStatus.CANCELLED
+    assert not list((home / JOB_MARKS).glob("*/*"))
 
 
 # --- the disk fails ----------------------------------------------------------------------------------------
