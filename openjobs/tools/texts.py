@@ -43,10 +43,7 @@ def job_line(job: Job, now: datetime) -> str:
 
 
 def task_line(task: Task, now: datetime) -> str:
-    lasted = duration(((task.ended_at or now) - task.created_at).total_seconds())
-    return (
-        f"task {task.task_id}: {outcome(task)}, {'after' if task.terminal else 'for'} {lasted} ({task_subject(task)})"
-    )
+    return f"task {task.task_id}: {_task_state(task, now)} ({task_subject(task)})"
 
 
 def job_row(job: Job, now: datetime, *, own: bool = False) -> dict[str, Any]:

@@ -263,8 +263,8 @@ class AgentTools:
     ) -> str | dict[str, Any]:
         """Run a command and get its output.
 
-        Standard output and standard error come in the order in which they were written. A last line like
-        [exit code 1] says how it ended, where that is not with 0.
+        Standard output and standard error come as one text. A last line like [exit code 1] says how it ended, where
+        that is not with 0.
 
         Use run_in_background for servers and for what takes long: it returns a job_id, and the output grows in
         output_file. You will be told when it ends; there is no need to ask again. job_output reads the output,
