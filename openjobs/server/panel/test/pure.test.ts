@@ -28,7 +28,7 @@ describe('times', () => {
     expect(duration(-5)).toBe('0.0 s');
   });
   it('says ages in one unit', () => {
-    expect([0, 4_999, 43_000, 180_000, 7_300_000, 200_000_000].map(age)).toEqual(['now', 'now', '40 s', '3 min', '2 h', '2 d']);
+    expect([0, 1_999, 43_000, 180_000, 7_300_000, 200_000_000].map(age)).toEqual(['now', 'now', '43 s', '3 min', '2 h', '2 d']);
   });
   it('says sizes', () => {
     expect([812, 4_100, 2_000_000, 45_000_000].map(bytes)).toEqual(['812 B', '4.1 KB', '2.0 MB', '45 MB']);

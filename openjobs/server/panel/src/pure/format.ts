@@ -17,8 +17,8 @@ export function duration(ms: number, ticking = false): string {
 
 /** `now`, `40 s`, `3 min`, `2 h`, `5 d`: how long ago, in one unit. */
 export function age(ms: number): string {
-  if (!(ms >= 5 * SECOND)) return 'now';
-  if (ms < MINUTE) return `${Math.floor(ms / (5 * SECOND)) * 5} s`;
+  if (!(ms >= 2 * SECOND)) return 'now';
+  if (ms < MINUTE) return `${Math.floor(ms / SECOND)} s`;
   if (ms < HOUR) return `${Math.floor(ms / MINUTE)} min`;
   if (ms < DAY) return `${Math.floor(ms / HOUR)} h`;
   return `${Math.floor(ms / DAY)} d`;

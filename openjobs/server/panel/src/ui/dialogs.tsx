@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { count } from '../pure/format';
 import { closeDialog, dialog, marked, openItem } from '../state/chosen';
 import { KEYS } from '../state/keys';
-import { loadSessions, nameOf, sessions, stop } from '../state/live';
+import { items, loadSessions, nameOf, sessions, stop } from '../state/live';
 import { note } from '../state/say';
 import { get, part, post, said } from '../wire/api';
 import type { Profile, WholeJob } from '../wire/types';
@@ -92,7 +92,7 @@ function Spawn({ session, again }: { session: string; again: string | null }) {
     void loadSessions().catch(() => undefined);
     get<{ profiles: Profile[] }>('profiles').then((answer) => {
       setProfiles(answer.profiles);
-      setDraft((old) => ({ ...old, agent: old.agent || answer.profiles[0]?.agent_id || 'main' }));
+      setDraft((old) => ({ ...old, agent: old.agent || usual(answer.profiles) }));
     }, (e: unknown) => setError(said(e)));
     if (again === null) return;
     get<WholeJob>(`jobs/${part(again)}`).then((job) => {
@@ -152,8 +152,8 @@ function Spawn({ session, again }: { session: string; again: string | null }) {
           </label>
           <label class="field">Context
             <select value={draft.context} onChange={(event) => set({ context: event.currentTarget.value as Draft['context'] })}>
-              <option value="inherit">goes on from the conversation</option>
-              <option value="clean">starts a new one</option>
+              <option value="inherit">continues the talk</option>
+              <option value="clean">starts afresh</option>
             </select>
           </label>
         </div>
@@ -173,6 +173,13 @@ function Spawn({ session, again }: { session: string; again: string | null }) {
       </form>
     </Dialog>
   );
+}
+
+/** The agent of the newest job, where it is one that can be chosen. */
+function usual(profiles: Profile[]): string {
+  const known = new Set(profiles.map((profile) => profile.agent_id));
+  for (const item of items.value) if (item.kind === 'job' && known.has(item.agent_id)) return item.agent_id;
+  return known.has('main') ? 'main' : (profiles[0]?.agent_id ?? 'main');
 }
 
 const firstLine = (text: string) => text.split(/\s+/).filter(Boolean).join(' ');

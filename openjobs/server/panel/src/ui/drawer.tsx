@@ -118,7 +118,7 @@ function JobDrawer({ id }: { id: string }) {
         )}
         <button type="button" onClick={() => askAgain(row.id)}><Again />Run again…</button>
         {row.attach_id !== null && (
-          <a class="button" data-go href={link(page('session', { session: row.caller_session_id ?? row.session_id, at: row.attach_id, head: row.parent_msg_id ?? '' }))}><Card />Its card</a>
+          <a class="button" data-go href={link(page('session', { session: row.caller_session_id ?? row.session_id, at: row.attach_id, head: row.parent_msg_id ?? 'root' }))}><Card />Its card</a>
         )}
         {row.head_id !== null && (
           <a class="button" data-go href={link(page('session', { session: row.session_id, head: row.head_id }))}><Branch />Its branch</a>
@@ -166,7 +166,7 @@ function Overview({ row, job }: { row: JobRow; job: WholeJob | null }) {
           ) : row.status === 'completed' ? <section><h3>Result</h3><p class="quiet">It ended without a text.</p></section> : null}
           <section aria-label="Prompt">
             <h3>Prompt <CopyButton text={job.prompt} what="prompt" /></h3>
-            <div class="prompt"><Text html={job.prompt_html} text={job.prompt} /></div>
+            <pre class="plain prompt" dir="auto">{job.prompt}</pre>
           </section>
           {(job.parent || job.child_jobs.length > 0) && (
             <section aria-label="Family">

@@ -38,7 +38,7 @@ export function Head() {
           {notifying.value ? <Bell /> : <BellOff />}
         </button>
       )}
-      <button type="button" class="ghost" aria-label="Keyboard help" title="Keyboard help (?)" onClick={() => (dialog.value = { kind: 'help' })}><Question /></button>
+      <button type="button" class="ghost help" aria-label="Keyboard help" title="Keyboard help (?)" onClick={() => (dialog.value = { kind: 'help' })}><Question /></button>
       <button type="button" class="primary new" onClick={askSpawn}><Plus /><span>New job</span></button>
     </header>
   );

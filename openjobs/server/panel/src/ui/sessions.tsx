@@ -10,7 +10,7 @@ import { note } from '../state/say';
 import { get, part, post, said } from '../wire/api';
 import type { Conversation, Message, SessionRow, Status } from '../wire/types';
 import { useLoaded } from './hooks';
-import { Branch } from './icons';
+import { Branch, Card } from './icons';
 import { Messages } from './messages';
 import { Empty, Failed } from './parts';
 import { Mark } from './status';
@@ -95,7 +95,7 @@ export function Session() {
 
   const showOlder = async () => {
     try {
-      const answer = await get<Conversation>(`sessions/${part(session)}/conversation`, { head: shown!.head_id, before, limit: 200 });
+      const answer = await get<Conversation>(`sessions/${part(session)}/conversation`, { head: shown!.head_id ?? 'root', before, limit: 200 });
       setOlder({ key, messages: [...answer.messages, ...(earlier?.messages ?? [])], before: answer.more_before });
     } catch (error) {
       note(`Earlier messages cannot be read: ${said(error)}`, true);
@@ -128,6 +128,9 @@ export function Session() {
             <h2>Branches</h2>
             {shown.branches.length === 0 && <p class="quiet">None yet.</p>}
             <ul>
+              {shown.head_id !== null && (
+                <li><a data-go href={link({ head: 'root', at: '' })}><Card /><span class="name">Where jobs began</span></a></li>
+              )}
               {shown.branches.map((branch) => (
                 <li key={branch.head_id}>
                   <a data-go href={link({ head: branch.head_id, at: '' })} aria-current={branch.head_id === shown.head_id ? 'true' : undefined} dir="auto">
@@ -139,6 +142,9 @@ export function Session() {
             </ul>
           </nav>
           <section class="talk scrolls" aria-label="Conversation" tabIndex={0}>
+            {shown.head_id === null && shown.messages.length > 0 && (
+              <div class="box calm"><p>Jobs that began a conversation of their own. Open one, or look at its branch.</p></div>
+            )}
             {shown.head_id !== null && (
               <div class={`box ${isHead ? 'calm' : ''}`}>
                 <p>{isHead ? 'This branch is checked out: a job that inherits the conversation goes on from here.' : 'You are looking at another branch than the one that is checked out.'}</p>

@@ -4,7 +4,8 @@ import { second, serverNow, tenSeconds } from '../state/clock';
 
 /** How long ago, kept true. */
 export function Age({ ms }: { ms: number }) {
-  const now = Math.max(tenSeconds.value, ms);
+  // By the second while it is young; later a look now and then is enough.
+  const now = Math.max(serverNow() - ms < 70_000 ? second.value : tenSeconds.value, ms);
   return <time dateTime={new Date(ms).toISOString()} title={wholeMoment(ms)}>{age(now - ms)}</time>;
 }
 
@@ -19,5 +20,5 @@ export function Spent({ item }: { item: Item }) {
   const { waited, ran } = spent(item, now);
   if (ran !== null) return <span class={ticking ? 'ticking' : ''}>{duration(ran, ticking)}</span>;
   if (!ticking) return <span class="quiet">–</span>;
-  return <span class="quiet">waits {duration(waited, true)}</span>;
+  return <span class="quiet">waits {waited < 60_000 ? duration(waited, true) : age(waited)}</span>;
 }

@@ -24,8 +24,9 @@ export function Timeline() {
   const span: Span = minutes > 0 ? { from: now - minutes * 60_000, to: now + minutes * 600 } : spanOf(fits.slice(0, RECENT), now);
   const shown = fits.filter((item) => (item.ended ?? now) >= span.from && (item.queued ?? item.created) <= span.to);
   const { scroller, seen } = useWindow(shown.length, HEIGHT);
-  const marks = ticks(span, narrow.value ? 3 : 7);
   const place = (ms: number) => ((ms - span.from) / (span.to - span.from)) * 100;
+  // A mark at the right end would have no room for its time.
+  const marks = ticks(span, narrow.value ? 3 : 7).filter((ms) => place(ms) < (narrow.value ? 70 : 88));
   return (
     <section class="timeline" aria-label="Timeline">
       <div class="time-bar">
