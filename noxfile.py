@@ -24,7 +24,7 @@ def install(session: nox.Session, *groups: str, extras: str = "") -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test but the benchmarks."""
-    install(session, "tests")
+    install(session, "tests", extras="[server]")
     session.run("pytest", *session.posargs)
 
 
@@ -39,7 +39,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typing(session: nox.Session) -> None:
     """mypy, strict, as on Linux and as on macOS."""
-    install(session, "typing")
+    install(session, "typing", extras="[server]")
     for platform in ("linux", "darwin"):
         session.run("mypy", f"--platform={platform}", *session.posargs)
 
@@ -98,7 +98,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Every benchmark, or those named after `--`; each prints its figures."""
-    install(session, "tests")
+    install(session, "tests", extras="[server]")
     chosen = session.posargs or sorted(str(path) for path in Path("tests/benchmarks").glob("bench_*.py"))
     for path in chosen:
         session.run("python", path)
@@ -107,5 +107,5 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def chaos(session: nox.Session) -> None:
     """The robustness shelf with many more rounds of each kill, fault and interleaving."""
-    install(session, "tests")
+    install(session, "tests", extras="[server]")
     session.run("pytest", "tests/robustness", "--timeout=3600", *session.posargs, env={"OPENJOBS_CHAOS": "1"})

@@ -17,7 +17,7 @@ since a misspelt one would otherwise be an option silently lost.
 | list_tasks | session_id | tasks |
 | get_task | task_id | a background command |
 | stop_task | task_id, reason?, grace_s? | task_id, status |
-| stats, ping, shutdown | | |
+| stats, ping, leave, shutdown | | |
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class Context:
     about: Mapping[str, Any] = attrs.field(factory=dict)
     #: asks the process to end, with a reason
     stop: Callable[[str], object] = attrs.field(default=lambda reason: None)
+    #: asks the host to end as soon as it has neither work nor clients; False where it stays
+    leave: Callable[[], bool] = attrs.field(default=lambda: False)
     #: whether the asker went away, or the host must end the connection
     gone: Callable[[], bool] = attrs.field(default=lambda: False)
 
@@ -269,12 +271,18 @@ def shutdown(context: Context, fields: Fields) -> dict[str, Any]:
     return {"stopping": True}
 
 
+def leave(context: Context, fields: Fields) -> dict[str, Any]:
+    """Asks an idle host to make room for another one; work and other clients come first."""
+    _Reader("leave", fields, ())
+    return {"leaving": context.leave()}
+
+
 TABLE: Mapping[str, Handler] = {
     handler.__name__: handler
     for handler in (
         *(spawn_job, list_jobs, get_job, cancel_job, await_jobs, cancel_session),
         *(start_task, list_tasks, get_task, stop_task),
-        *(stats, ping, shutdown),
+        *(stats, ping, leave, shutdown),
     )
 }
 #: actions that change nothing: when their answer is lost they can simply be asked again

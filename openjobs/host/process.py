@@ -51,10 +51,10 @@ def run(options: argparse.Namespace) -> int:
             ready.say({"taken": True})
             return 0
         try:
-            _sign(home, f"{os.getpid()}\n")
+            sign(home, f"{os.getpid()}\n")
             return _serve(home, options, ready)
         finally:
-            _sign(home, "")
+            sign(home, "")
             # Last of all: until here another host would meet a store that still writes.
             lock.release()
     except KeyboardInterrupt:
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         ready.close()
 
 
-def _sign(home: Path, text: str) -> None:
+def sign(home: Path, text: str) -> None:
     """Say in the lock file who holds it, for the clients that wait. Only a help: nothing depends on it."""
     with contextlib.suppress(OSError):
         fd = os.open(home / HOST_LOCK, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -83,28 +83,59 @@ def _sign(home: Path, text: str) -> None:
 
 def _serve(home: Path, options: argparse.Namespace, ready: _Ready) -> int:
     with Launcher() as launcher:
-        # A signal from here on waits for the end of the block: what was opened is owned by then.
-        with launcher.acquiring("service") as pending:
-            environ = {name: os.environ[name] for name in _BARE if name in os.environ}
-            runtime = launcher.open(home, workers=options.workers, environ=environ)
-            tasks = _tasks(launcher, runtime)
-            context = Context(
-                runner=runtime.runner,
-                store=runtime.store,
-                tasks=tasks,
-                about={"pid": os.getpid(), "version": __version__, "protocol": PROTOCOL, "home": str(home)},
-                stop=launcher.stop,
-            )
-            endpoint = address.Endpoint(home, guard=home / HOST_LOCK)
-            launcher.on_close(endpoint.close, name="socket file")
-            service = Service(endpoint.listen(), answerer(context), renew=endpoint.renew)
-            pending.ready(service.stop)
-        service.start()
+        hosted = open_host(launcher, home, workers=options.workers)
+        hosted.service.start()
         _log.info("host of %s, version %s", home, __version__)
         ready.say({"ready": True})
-        leave_when_idle(launcher, service, runtime, options.idle_s, tasks=tasks)
+        leave_when_idle(
+            launcher, hosted.service, hosted.runtime, options.idle_s, tasks=hosted.tasks, asked=hosted.asked_to_leave
+        )
         _log.info("leaving: %s", launcher.reason)
     return 0
+
+
+@attrs.frozen(kw_only=True)
+class Hosted:
+    """What makes a process the host of a home."""
+
+    runtime: Runtime
+    tasks: ProcessSupervisor
+    #: not started yet
+    service: Service
+    #: set when somebody would take the host's place as soon as there is no work
+    asked_to_leave: threading.Event
+
+
+def open_host(launcher: Launcher, home: Path, *, workers: int | None = None, stays: bool = False) -> Hosted:
+    """Runner, background commands and the home's socket, owned by `launcher`. Only under the home's host lock.
+
+    `stays`: it does not leave for anybody who asks.
+    """
+    asked = threading.Event()
+
+    def leave() -> bool:
+        if not stays:
+            asked.set()
+        return not stays
+
+    # A signal from here on waits for the end of the block: what was opened is owned by then.
+    with launcher.acquiring("service") as pending:
+        environ = {name: os.environ[name] for name in _BARE if name in os.environ}
+        runtime = launcher.open(home, workers=workers, environ=environ)
+        tasks = _tasks(launcher, runtime)
+        context = Context(
+            runner=runtime.runner,
+            store=runtime.store,
+            tasks=tasks,
+            about={"pid": os.getpid(), "version": __version__, "protocol": PROTOCOL, "home": str(home)},
+            stop=launcher.stop,
+            leave=leave,
+        )
+        endpoint = address.Endpoint(home, guard=home / HOST_LOCK)
+        launcher.on_close(endpoint.close, name="socket file")
+        service = Service(endpoint.listen(), answerer(context), renew=endpoint.renew)
+        pending.ready(service.stop)
+    return Hosted(runtime=runtime, tasks=tasks, service=service, asked_to_leave=asked)
 
 
 def _tasks(launcher: Launcher, runtime: Runtime) -> ProcessSupervisor:
@@ -148,8 +179,11 @@ def leave_when_idle(
     idle_s: float,
     monotonic: Callable[[], float] = time.monotonic,
     tasks: ProcessSupervisor | None = None,
+    asked: threading.Event | None = None,
 ) -> None:
     """Returns when the end is asked for, or after `idle_s` without work and without clients.
+
+    Once `asked` is set, the first moment without work and clients will do.
 
     The order in which leaving is decided: 1. nobody is connected and from now on nobody gets in, so no
     submit is under way; 2. there is still no work. Otherwise we stay.
@@ -158,11 +192,13 @@ def leave_when_idle(
     while not launcher.wait(min(_TICK_S, idle_s / 4)):
         if service.clients or is_busy(runtime, tasks):
             quiet_since = monotonic()
-        elif monotonic() - quiet_since >= idle_s and service.leave_if_quiet():
+            continue
+        wanted = asked is not None and asked.is_set()
+        if (wanted or monotonic() - quiet_since >= idle_s) and service.leave_if_quiet():
             if is_busy(runtime, tasks):
                 service.stay()
             else:
-                launcher.stop(f"{idle_s:g} s without work")
+                launcher.stop("another host is to take this one's place" if wanted else f"{idle_s:g} s without work")
 
 
 def is_busy(runtime: Runtime, tasks: ProcessSupervisor | None = None) -> bool:

@@ -1,0 +1,250 @@
+"""What no hub tells: jobs and processes of other processes, found by looking at indexes, heads and journals.
+
+One look costs little where nothing happened: the newest lines of two index files, the head of each
+session that has unfinished jobs, the journal of each session that has unfinished processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from ..errors import Closed, OpenJobsError
+from ..jobs import Job
+from ..processes.task import Task
+from .backend import Backend
+from .rows import JOB, PROCESS
+from .summary import Entry
+
+log = logging.getLogger(__name__)
+
+#: how long an index entry may wait for its commit
+_EXPECT_S = 30.0
+_DEAD_EVERY_S = 1.0
+#: of a session with fewer unfinished rows than this each is read by itself
+_FEW = 16
+
+
+class Sink(Protocol):
+    """Where what was found goes: the feed."""
+
+    @property
+    def room(self) -> int: ...
+    def __len__(self) -> int: ...
+    def cap(self) -> None: ...
+    def knows(self, identity: str) -> bool: ...
+    def unfinished(self) -> list[Entry]: ...
+    def put_job(self, job: Job, *, tell: bool = True) -> None: ...
+    def put_task(self, task: Task, *, tell: bool = True) -> None: ...
+
+
+class Watcher:
+    """Looks at the store and the journals for what no hub tells. One thread."""
+
+    def __init__(self, feed: Sink, backend: Backend) -> None:
+        self._feed = feed
+        self._backend = backend
+        self._store = backend.store
+        self._tasks = backend.tasks
+        self._newest_job: str | None = None
+        self._newest_task: str | None = None
+        #: job id -> its session, and until when its commit is awaited
+        self._expected: dict[str, tuple[str, float]] = {}
+        self._expected_tasks: dict[str, tuple[str, float]] = {}
+        self._heads: dict[str, str] = {}
+        self._asked: dict[str, tuple[int, str]] = {}
+        self._dead_at = 0.0
+
+    # --- the first reading ---
+
+    def load(self, stop: threading.Event) -> None:
+        self._newest_job = next((entry.job_id for entry in self._store.index.newest_first()), None)
+        entries = list(itertools.islice(self._store.index.newest_first(), self._feed.room + 1))
+        if len(entries) > self._feed.room:
+            self._feed.cap()
+        wanted: dict[str, int] = {}
+        for entry in entries[: self._feed.room]:
+            wanted[entry.session_id] = wanted.get(entry.session_id, 0) + 1
+        jobs: list[Job] = []
+        for session_id, number in wanted.items():
+            if stop.is_set():
+                return
+            jobs += self._session(session_id, number)
+        jobs.sort(key=lambda job: (job.created_at, job.queued_at or job.created_at))
+        for job in jobs:
+            self._feed.put_job(job, tell=False)
+        self._load_tasks(stop)
+
+    def _session(self, session_id: str, number: int) -> list[Job]:
+        try:
+            # The index may know some that were never committed: then this is a few more than needed.
+            found = self._store.list(session_id=session_id, limit=number)
+            known = {job.job_id for job in found}
+            return [*reversed(found), *(job for job in self._store.unfinished(session_id) if job.job_id not in known)]
+        except (OpenJobsError, OSError) as error:
+            if isinstance(error, Closed):
+                raise
+            log.warning("session %s cannot be read: %s", session_id, error)
+            return []
+
+    def _load_tasks(self, stop: threading.Event) -> None:
+        if self._tasks is None:
+            return
+        self._newest_task = next((entry.job_id for entry in self._tasks.index.newest_first()), None)
+        room = max(self._feed.room - len(self._feed), self._feed.room // 10)
+        found: list[Task] = []
+        for task in _contained(self._tasks.newest_first()):
+            if stop.is_set() or len(found) >= room:
+                break
+            found.append(task)
+        for task in reversed(found):
+            self._feed.put_task(task, tell=False)
+
+    # --- again and again ---
+
+    def look(self) -> None:
+        self._new_jobs()
+        self._changed_jobs()
+        self._dead_runners()
+        if self._tasks is not None:
+            self._changed_tasks()
+
+    def reread_own(self) -> None:
+        """Events of the hub were lost: read what they were about."""
+        for entry in self._feed.unfinished():
+            if entry.row["kind"] == JOB:
+                self._read_one(entry.row["session_id"], entry.row["id"])
+
+    def _new_jobs(self) -> None:
+        if self._store.home is None:
+            return  # in memory: nobody else has it
+        now = time.monotonic()
+        newest = self._newest_job
+        for entry in self._store.index.newest_first():
+            if entry.job_id == newest:
+                break
+            if self._newest_job == newest:
+                self._newest_job = entry.job_id
+            self._expected.setdefault(entry.job_id, (entry.session_id, now + _EXPECT_S))
+        for job_id, (session_id, until) in list(self._expected.items()):
+            if self._feed.knows(job_id) or now > until or self._read_one(session_id, job_id):
+                del self._expected[job_id]
+
+    def _read_one(self, session_id: str, job_id: str) -> bool:
+        try:
+            job = self._store.documents(session_id).job(job_id)
+        except Closed:
+            raise
+        except (OpenJobsError, OSError) as error:
+            log.debug("job %s cannot be read: %s", job_id, error)
+            return False
+        if job is None:
+            return False
+        self._feed.put_job(job)
+        return True
+
+    def _changed_jobs(self) -> None:
+        own: dict[str, list[Entry]] = {}
+        others: dict[str, list[Entry]] = {}
+        for entry in self._feed.unfinished():
+            if entry.row["kind"] != JOB:
+                continue
+            if entry.runner_id is not None and entry.runner_id == self._backend.runner_id:
+                if entry.row["status"] == "running":
+                    own.setdefault(entry.row["session_id"], []).append(entry)
+            else:
+                others.setdefault(entry.row["session_id"], []).append(entry)
+        for session_id, entries in others.items():
+            self._look_at(session_id, entries)
+        for session_id, entries in own.items():
+            self._requests_to(session_id, entries)
+        self._heads = {session_id: head for session_id, head in self._heads.items() if session_id in others}
+        self._asked = {session_id: asked for session_id, asked in self._asked.items() if session_id in own}
+
+    def _look_at(self, session_id: str, entries: list[Entry]) -> None:
+        try:
+            head = self._store.head(session_id)
+            if self._heads.get(session_id) == head:
+                return
+            if len(entries) < _FEW:
+                ids = [entry.row["id"] for entry in entries]
+            else:
+                found = self._store.unfinished(session_id)
+                for job in reversed(found):
+                    self._feed.put_job(job)
+                still = {job.job_id for job in found}
+                ids = [entry.row["id"] for entry in entries if entry.row["id"] not in still]
+            for job_id in ids:
+                self._read_one(session_id, job_id)
+            self._heads[session_id] = head
+        except Closed:
+            raise
+        except (OpenJobsError, OSError) as error:
+            log.debug("session %s cannot be read: %s", session_id, error)
+
+    def _requests_to(self, session_id: str, entries: list[Entry]) -> None:
+        """What other processes ask of running jobs of ours; their ends come through the hub."""
+        try:
+            asked = self._store.asked(session_id)
+        except Closed:
+            raise
+        except (OpenJobsError, OSError):
+            return
+        if self._asked.get(session_id) != asked:
+            self._asked[session_id] = asked
+            for entry in entries:
+                self._read_one(session_id, entry.row["id"])
+
+    def _dead_runners(self) -> None:
+        now = time.monotonic()
+        if now < self._dead_at:
+            return
+        self._dead_at = now + _DEAD_EVERY_S
+        entries = [entry for entry in self._feed.unfinished() if entry.row["kind"] == JOB]
+        recovery = self._backend.recovery
+        dead = {runner_id for runner_id in {entry.runner_id for entry in entries} if recovery.is_dead(runner_id)}
+        for entry in entries:
+            if entry.runner_id in dead:
+                try:
+                    self._feed.put_job(recovery.mend(self._store.get(entry.row["id"])))
+                except Closed:
+                    raise
+                except (OpenJobsError, OSError) as error:
+                    log.debug("job %s cannot be read: %s", entry.row["id"], error)
+
+    def _changed_tasks(self) -> None:
+        assert self._tasks is not None
+        newest = self._newest_task
+        now = time.monotonic()
+        for entry in self._tasks.index.newest_first():
+            if entry.job_id == newest:
+                break
+            if self._newest_task == newest:
+                self._newest_task = entry.job_id
+            self._expected_tasks.setdefault(entry.job_id, (entry.session_id, now + _EXPECT_S))
+        for task_id, (session_id, until) in list(self._expected_tasks.items()):
+            if self._feed.knows(task_id) or now > until or self._read_task(session_id, task_id):
+                del self._expected_tasks[task_id]
+        for row in [entry.row for entry in self._feed.unfinished()]:
+            if row["kind"] == PROCESS:
+                self._read_task(row["session_id"], row["id"])
+
+    def _read_task(self, session_id: str, task_id: str) -> bool:
+        assert self._tasks is not None
+        try:
+            self._feed.put_task(self._tasks.shown(self._tasks.journal(session_id).get(task_id)))
+        except (OpenJobsError, OSError) as error:
+            log.debug("background command %s cannot be read: %s", task_id, error)
+            return False
+        return True
+
+
+def _contained(tasks: Iterator[Task]) -> Iterator[Task]:
+    try:
+        yield from tasks
+    except (OpenJobsError, OSError) as error:
+        log.warning("background commands cannot all be read: %s", error)
