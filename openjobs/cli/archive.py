@@ -50,9 +50,8 @@ def export_command(state: State, session: str, file: Path) -> int:
         )
         return exits.COMPLETED
     output.line(one_line(str(made.path)))
-    output.note(
-        f"{one_line(session)}: {plural(made.jobs, 'job')}, commit {made.commit_id[:12]}, {size(made.size_bytes)}, verified"
-    )
+    told = (plural(made.jobs, "job"), f"commit {made.commit_id[:12]}", size(made.size_bytes), "verified")
+    output.note(f"{one_line(session)}: {', '.join(told)}")
     _tell("unfinished, exported as it stands: ", made.unfinished_jobs, made.unfinished_tasks)
     return exits.COMPLETED
 
