@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -170,7 +170,7 @@ class AsyncNotices:
     async def deliver(self, session_id: str) -> Node | None:
         return await asyncio.to_thread(self.sync.deliver, session_id)
 
-    async def stream(self, session_id: str | None = None) -> AsyncIterator[Notice]:
+    async def stream(self, session_id: str | None = None) -> AsyncGenerator[Notice, None]:
         """What is pending now and what ends from now on, until the runner is shut down; each at least once.
 
         What is neither acknowledged, consumed nor delivered comes again in the next stream. Close the iterator

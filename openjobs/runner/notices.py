@@ -350,7 +350,8 @@ class Notices:
 
     def _recorded_in(self, session_id: str) -> List:
         """Pending ends of what ran in the session, whichever conversation they are for."""
-        found = [of_job(job) for job in self._store.documents(session_id).jobs_noticed(NoticeStage.RECORDED)]
+        jobs = list(self._store.documents(session_id).jobs_noticed(NoticeStage.RECORDED))
+        found = [of_job(job) for job in reversed(jobs)]
         found += [of_task(task) for task in self._untold_tasks(session_id) if task.job_id is None]
         return sorted(found, key=lambda notice: notice.ended_at)
 

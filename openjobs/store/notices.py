@@ -37,16 +37,20 @@ class Delivery:
 
 
 def pending_jobs(store: JobStore, session_id: str, stage: NoticeStage = NoticeStage.RECORDED) -> list[Job]:
-    """The jobs at `stage` that the session's conversation is to be told of, in whatever session they ran.
+    """The jobs at `stage` that the session's conversation is to be told of, in whatever session they ran; those of
+    one session in order of creation.
 
     Costs one look at each session concerned, however many jobs there are in it.
     """
-    found = [job for job in store.documents(session_id).jobs_noticed(stage) if job.conversation_id == session_id]
+    found = _in_order(store.documents(session_id), session_id, stage)
     for target in dict.fromkeys(entry.session_id for entry in store.index.by_caller(session_id)):
         if target != session_id and store.has_session(target):
-            jobs = store.documents(target).jobs_noticed(stage)
-            found += [job for job in jobs if job.conversation_id == session_id]
+            found += _in_order(store.documents(target), session_id, stage)
     return found
+
+
+def _in_order(documents: Documents, conversation_id: str, stage: NoticeStage) -> list[Job]:
+    return [job for job in documents.jobs_noticed(stage) if job.conversation_id == conversation_id][::-1]
 
 
 def deliver_later(store: JobStore, session_id: str, others: Sequence[Notice]) -> Future[Delivery]:
@@ -68,7 +72,7 @@ def deliver_later(store: JobStore, session_id: str, others: Sequence[Notice]) ->
             return None
         found = documents.meta()
         delivery.seen = frozenset(notices.answered(documents, found.head_id))
-        rows = [job for job in documents.jobs_noticed(NoticeStage.RECORDED) if _is_for(documents, job, session_id)]
+        rows = [job for job in _in_order(documents, session_id, NoticeStage.RECORDED) if _is_due(documents, job)]
         candidates = [*map(notices.of_job, rows), *others]
         delivery.told = sorted(
             (each for each in candidates if documents.notice_of(each.event_id) is None), key=lambda each: each.ended_at
@@ -101,10 +105,8 @@ def is_turn_running(documents: Documents) -> bool:
     return any(job.foreground for job in documents.jobs_newest_first(UNFINISHED))
 
 
-def _is_for(documents: Documents, job: Job, session_id: str) -> bool:
-    """Whether the conversation itself is to be told: a job under a running one is that one's to hear of."""
-    if job.conversation_id != session_id:
-        return False
+def _is_due(documents: Documents, job: Job) -> bool:
+    """Whether the conversation is to be told now: what a running job started is that one's to hear of."""
     parent = documents.job(job.parent_job_id) if job.parent_job_id is not None else None
     return parent is None or parent.terminal
 

@@ -226,7 +226,7 @@ def test_a_callers_session_that_cannot_be_written_delays_the_card_only(
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
 ) -> None:
-    """The job ends and its waiters are woken; the marker stays; the card comes when it can, and then the marker goes."""
+    """The job ends and its waiters are woken; the marker stays; the card comes when it can, then the marker goes."""
     held = Held(store, error, monkeypatch)
     turns.finish_at_once = True
     job = runner.submit(ask())
