@@ -1,0 +1,154 @@
+"""What the library takes: time to import, memory at rest, memory of queued jobs.
+
+    python -m tests.benchmarks.bench_footprint [--quick] [--json FILE]
+
+Each figure is of a fresh interpreter; medians of several.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_RSS = """
+import gc, resource
+def rss():
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+"""
+
+_AT_REST = (
+    _RSS
+    + """
+import json, sys, threading
+found = {"an empty interpreter": rss()}
+import openjobs
+found["import openjobs"] = rss()
+from openjobs import GitJobStore, JobRunner, SpawnRequest, TurnResult
+store = GitJobStore(sys.argv[1])
+store.create_session("s")
+runner = JobRunner(store, workers=4, sync_fn=lambda request, cancel: TurnResult(final_text="done"))
+found["a runner"] = rss()
+runner.await_job(runner.submit(SpawnRequest(parent_session_id="s", prompt="one")).job_id)
+found["a runner after its first job"] = rss()
+found["threads"] = threading.active_count()
+runner.shutdown()
+store.close()
+print(json.dumps(found))
+"""
+)
+
+_QUEUED = (
+    _RSS
+    + """
+import json, sys, threading, time
+from openjobs import GitJobStore, JobRunner, SpawnRequest, TurnResult
+home, count = sys.argv[1], int(sys.argv[2])
+over = threading.Event()
+def fn(request, cancel):
+    over.wait()
+    return TurnResult(final_text="done")
+store = GitJobStore(home, durability="relaxed")
+store.create_session("s")
+runner = JobRunner(store, workers=4, sync_fn=fn)
+prompt = "Look at one part of the parser and report what you find, with file and line."
+def fill(count):
+    for _ in range(count // 100):
+        for each in [runner.submit_later(SpawnRequest(parent_session_id="s", prompt=prompt)) for _ in range(100)]:
+            each.result()
+fill(1000)  # caches have their size
+before = rss()
+fill(count)
+queued = rss()
+over.set()
+while runner.stats().unfinished:
+    time.sleep(0.05)
+left = rss()
+print(json.dumps({"queued": (queued - before) / count * 1000, "done": (left - before) / count * 1000}))
+runner.shutdown()
+store.close()
+"""
+)
+
+
+_VERSION = """
+import contextlib, io, sys
+from openjobs.cli import main
+sys.argv = ["openjobs", "--version"]
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main()
+"""
+
+
+def child(code: str, *arguments: str) -> dict[str, Any]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    out = subprocess.run([sys.executable, "-c", code, *arguments], env=env, stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(out.stdout)
+    return found
+
+
+def seconds(code: str) -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    return time.perf_counter() - began
+
+
+def imports(rounds: int) -> dict[str, float]:
+    """Milliseconds over an empty interpreter, taken in turn."""
+    codes = {
+        "import openjobs": "import openjobs",
+        "JobRunner and GitJobStore": "from openjobs import JobRunner, GitJobStore",
+        "openjobs --version": _VERSION,
+    }
+    pairs: dict[str, list[float]] = {name: [] for name in codes}
+    for _ in range(rounds):
+        bare = seconds("pass")
+        for name, code in codes.items():
+            pairs[name].append(seconds(code) - bare)
+    return {name: round(statistics.median(found) * 1000, 1) for name, found in pairs.items()}
+
+
+def run(base: Path, quick: bool = False) -> dict[str, Any]:
+    rounds, queued = (3, 1_000) if quick else (9, 10_000)
+    rest = [child(_AT_REST, str(base / f"rest-{n}")) for n in range(3)]
+    many = [child(_QUEUED, str(base / f"queued-{n}"), str(queued)) for n in range(1 if quick else 3)]
+    return {
+        "import_ms": imports(rounds),
+        "resident_mb": {
+            name: round(statistics.median(each[name] for each in rest) / 2**20, 1)
+            for name in rest[0]
+            if name != "threads"
+        },
+        "threads": rest[0]["threads"],
+        "mb_per_1000_queued": round(statistics.median(each["queued"] for each in many) / 2**20, 2),
+        "mb_left_per_1000_done": round(statistics.median(each["done"] for each in many) / 2**20, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and jobs")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--directory", type=Path, help="where to work; default: a temporary directory")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="openjobs-bench-", dir=arguments.directory) as base:
+        result = run(Path(base), arguments.quick)
+    for name, figures in result.items():
+        print(f"{name}: {figures}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The systems that `bench_peers` runs side by side, one module each."""
