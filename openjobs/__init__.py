@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from . import aio, errors
+    from . import aio, errors, facts
     from .jobs import Job, JobStatus, SpawnRequest, TurnRequest, TurnResult
     from .runner import JobClient, JobRunner
     from .store import GitJobStore, MockTaskStore
@@ -23,6 +23,7 @@ __all__ = [
     "__version__",
     "aio",
     "errors",
+    "facts",
 ]
 
 # Found on first use (PEP 562), so that `import openjobs` costs next to nothing.
@@ -42,7 +43,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in ("aio", "errors"):
+    if name in ("aio", "errors", "facts"):
         return import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

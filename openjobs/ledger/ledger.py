@@ -22,7 +22,7 @@ from ..durable import Disk, FileLock
 from ..durable.private import check_file, is_same, opened_for_reading
 from ..errors import Bug, Damaged, ForkedProcess, OutcomeUnknown, SessionBusy, StoreWriteFailed
 from .cursor import START, Cursor
-from .lines import Line, Scan, damaged, decode_payload, encode, encode_payload, is_news, resume
+from .lines import Line, Scan, damaged, decode_payload, encode, encode_payload, is_news, newest, resume
 
 _log = logging.getLogger(__name__)
 
@@ -71,13 +71,17 @@ class Ledger:
         *,
         clock: Clock | None = None,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
+        from_the_end: bool = False,
     ) -> None:
+        """`from_the_end`: the first append looks for the last whole record and checks only what is behind it, so
+        it costs the same however long the ledger is. Damage further up is then for readers to find."""
         self.path = Path(path)
         #: files with incomplete records that this object has put aside, oldest first
         self.set_aside: list[Path] = []
         self._disk = disk or Disk()
         self._clock = clock or SystemClock()
         self._busy_timeout_s = busy_timeout_s
+        self._from_the_end = from_the_end
         self._turn = threading.Lock()
         self._pid = os.getpid()
         #: the end of what was checked; everything before it is known to be good
@@ -165,7 +169,8 @@ class Ledger:
     def exclusive(self) -> Generator[Exclusive, None, None]:
         """No other process or thread appends meanwhile: read what is new, decide, append.
 
-        On entry the ledger has been checked to its end. Raises `SessionBusy`, `Damaged`, `FileRefused`.
+        On entry the ledger has been checked to its end (with `from_the_end`: its end has been checked). Raises
+        `SessionBusy`, `Damaged`, `FileRefused`.
         """
         if os.getpid() != self._pid:
             raise ForkedProcess
@@ -281,10 +286,11 @@ class Exclusive:
     # --- the steps of an append ----------------------------------------------------------------------
 
     def _catch_up(self) -> None:
-        """Check what was appended since we looked last; the whole file the first time."""
+        """Check what was appended since we looked last; the first time the whole file (see `from_the_end`)."""
         try:
             with opened_for_reading(self._path) as fd:
-                scan = Scan(fd, resume(fd, self._ledger._end), self._path)
+                from_the_end = self._ledger._from_the_end and self._ledger._end == START
+                scan = Scan(fd, newest(fd) if from_the_end else resume(fd, self._ledger._end), self._path)
                 for _ in scan:
                     pass
                 if scan.position.seq < self._ledger._end.seq:

@@ -189,6 +189,28 @@ def resume(fd: int, cursor: Cursor) -> Cursor:
     return START
 
 
+def newest(fd: int) -> Cursor:
+    """Behind the last whole record, found from the file's end; the beginning where none is found near it.
+
+    What stands behind it is for `Scan` to judge: an incomplete record, or damage.
+    """
+    size = os.fstat(fd).st_size
+    for reach in (_CHUNK_BYTES, _TAIL_BYTES):
+        begin = max(0, size - reach)
+        chunk = os.pread(fd, size - begin, begin)
+        end = chunk.rfind(b"\n")
+        while end > 0:
+            start = chunk.rfind(b"\n", 0, end) + 1
+            if (start > 0 or begin == 0) and (match := _LINE.fullmatch(chunk, start, end)):
+                seq, crc = int(match[1]), int(match[3], 16)
+                if checksum(seq, match[4]) == crc:
+                    return Cursor(seq=seq, start_bytes=begin + start, offset_bytes=begin + end + 1, crc=crc)
+            end = start - 1
+        if begin == 0:
+            break
+    return START
+
+
 def is_news(line: Line, since: Cursor) -> bool:
     """Whether a reader that stands at `since` has not read this line yet."""
     at = line.cursor

@@ -5,8 +5,10 @@
     after:   run log ─► fact ─► hub ─► waiters ─► release      the settler
 
 The order is the promise: who waits never learns of an end that a crash could take back, and a fact
-is there before anybody acts on it. A step that fails is logged and the next one follows: a failing
-fact or listener never keeps a waiter. Recovery repeats what a crash left undone.
+is there before anybody acts on it. The ends of several jobs that became durable together are recorded
+together (run logs, facts) before any of them is announced (hub, waiters, release). A step that fails
+is logged and the next one follows: a failing fact or listener never keeps a waiter. Recovery repeats
+what a crash left undone, but for the fact.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class EndStep(StrEnum):
 
 
 BEFORE_TERMINAL = (EndStep.LEFTOVERS, EndStep.DRAIN)
-AFTER_TERMINAL = (EndStep.RUN_LOG, EndStep.FACT, EndStep.HUB, EndStep.WAITERS, EndStep.RELEASE)
+#: who gets to know once the end is recorded
+ANNOUNCED = (EndStep.HUB, EndStep.WAITERS, EndStep.RELEASE)
+AFTER_TERMINAL = (EndStep.RUN_LOG, EndStep.FACT, *ANNOUNCED)
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -73,17 +77,27 @@ class Ending:
         return self._also.setdefault(part, (after, step))[1]
 
     def before_terminal(self, ended: Ended) -> None:
-        self._walk(BEFORE_TERMINAL, ended)
+        for name in BEFORE_TERMINAL:
+            self._take(name, [self._steps[name], *self._further(name)], ended)
 
-    def after_terminal(self, ended: Ended) -> None:
-        self._walk(AFTER_TERMINAL, ended)
+    def record(self, ended: Ended) -> None:
+        """Up to the fact, which may be written a little later, with those of other jobs; before `announce`."""
+        self._take(EndStep.RUN_LOG, [self._steps[EndStep.RUN_LOG], *self._further(EndStep.RUN_LOG)], ended)
+        self._take(EndStep.FACT, [self._steps[EndStep.FACT]], ended)
 
-    def _walk(self, names: tuple[EndStep, ...], ended: Ended) -> None:
-        for name in names:
-            for step in (self._steps[name], *(step for after, step in list(self._also.values()) if after is name)):
-                if step is nothing:
-                    continue
-                try:
-                    step(ended)
-                except Exception:
-                    log.exception("job %s: the step %r of its end failed", ended.job.job_id, name.value)
+    def announce(self, ended: Ended) -> None:
+        self._take(EndStep.FACT, self._further(EndStep.FACT), ended)
+        for name in ANNOUNCED:
+            self._take(name, [self._steps[name], *self._further(name)], ended)
+
+    def _further(self, name: EndStep) -> list[Step]:
+        return [step for after, step in list(self._also.values()) if after is name]
+
+    def _take(self, name: EndStep, steps: list[Step], ended: Ended) -> None:
+        for step in steps:
+            if step is nothing:
+                continue
+            try:
+                step(ended)
+            except Exception:
+                log.exception("job %s: the step %r of its end failed", ended.job.job_id, name.value)

@@ -50,8 +50,11 @@ class LiveJob:
         "on_cancel",
         "partial_text",
         "phase",
+        "producer_reported",
+        "returned",
         "seat",
         "timers",
+        "told",
         "up",
         "waiters",
         "waits",
@@ -78,6 +81,12 @@ class LiveJob:
         self.cancel_reason: str | None = None
         #: newest partial text; kept when the job is cancelled or errs
         self.partial_text: str | None = None
+        #: its callable came back by itself; written by the worker's thread
+        self.returned = False
+        #: its end was told by the callable, not by who gave it up (spec 001)
+        self.producer_reported = False
+        #: the steps that follow its submit were taken
+        self.told = False
         #: the store refused its first end
         self.end_refused = False
         #: ended without its thread

@@ -20,6 +20,7 @@ import attrs
 
 from ..clock import Clock
 from ..errors import Closed, ForkedProcess, JobExists, OpenJobsError, StoreWriteFailed
+from ..facts import Recorder
 from ..ids import IdMaker, short
 from ..jobs import ContextMode, Job, JobStatus, SpawnRequest, SyncFn
 from ..store import JobStore
@@ -30,13 +31,14 @@ from .client import JobClient, Statuses, under
 from .closing import SHUTDOWN_S, at_exit, end_all, forget_exit
 from .config import workers_from
 from .ending import Ended, Ending, EndStep
+from .facts import JobFacts
 from .heads import Heads
 from .hub import DEFAULT_CAPACITY, JOB_STATUS, Hub, Subscription
 from .live import LiveJob, Phase, Roster
 from .markers import IDLE_S, Markers
-from .owned import OwnedTasks
 from .mirrors import Mirrors
 from .notices import Notices
+from .owned import OwnedTasks
 from .pool import Executor, Pool
 from .recent import Recent
 from .recovery import Recovery
@@ -190,10 +192,15 @@ class JobRunner:
         self._run_logs: JobLogs | None = getattr(profiles, "run_logs", None)
         if self._run_logs is not None:
             self.ending.set(EndStep.RUN_LOG, self._finish_log)
-        self.after_submit.append(self._begin_card)
-        self.ending.also("cards", EndStep.FACT, lambda ended: self._begin_card(ended.job))
         self.ending.set(EndStep.LEFTOVERS, self.owned_tasks.turn_over)
         self.ending.also("background commands", EndStep.RELEASE, self.owned_tasks.job_over)
+        recorder = Recorder(store.facts)
+        facts = JobFacts(recorder)
+        self._settler.together = recorder.together
+        self.after_submit.append(facts.registered)
+        self.ending.set(EndStep.FACT, facts.settled)
+        self.after_submit.append(self._begin_card)
+        self.ending.also("cards", EndStep.FACT, lambda ended: self._begin_card(ended.job))
         self.ending.set(EndStep.HUB, self._tell_hub)
         self.ending.also("notices", EndStep.HUB, lambda ended: self.notices.ended(ended.job))
         self.ending.set(EndStep.WAITERS, self._wake_waiters)
@@ -205,7 +212,8 @@ class JobRunner:
 
     @property
     def after_submit(self) -> AfterSubmit:
-        """Steps that follow a durable submit, each given the job: the place of the fact `job/registered`."""
+        """Steps that follow a durable submit, each given the job, before live listeners hear of it and before it can
+        start. The first is the fact `job/registered`."""
         return self._submissions.after_commit
 
     # --- submitting ---
@@ -224,6 +232,7 @@ class JobRunner:
         submission = self._hand_over(request, sync_fn)
         try:
             submission.future.exception()
+            self._submissions.tell(submission)
         except BaseException:
             # Interrupted while it waited: nobody gets to know the id, so nobody wants the job.
             self._canceller.cancel(submission.live, "submit was interrupted")
@@ -269,7 +278,10 @@ class JobRunner:
             except BaseException as error:
                 answer.set_exception(error)
 
-        submission.future.add_done_callback(lambda done: self._settler.post(finish))
+        def record() -> None:
+            self._submissions.tell(submission)
+
+        submission.future.add_done_callback(lambda done: self._settler.post(finish, record))
         return answer
 
     # --- the steps of a job's end that are the runner's own ---

@@ -1,16 +1,21 @@
 """The settler: hands decided events to the store, and acts on what became of them.
 
 The store's futures complete on its committer's thread, which must not wait for a fact's fsync or
-for a listener; there they are only put into a queue, and one thread of the runner's own goes on.
+for a listener; there they are only put into a queue, and one thread of the runner's own goes on. It
+takes what is there in pieces: first everything of a piece is recorded (facts share a sync), then each
+is announced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+
+import attrs
 
 from ..errors import Bug, Closed, InvalidTransition, UnknownJob, UnknownNode
 from ..ids import IdMaker
@@ -23,12 +28,35 @@ from .turn import clean, describe
 
 log = logging.getLogger(__name__)
 
+#: a piece: so many ends at most wait for each other's records
+_PIECE = 16
+
+
+@attrs.define(eq=False, slots=True)
+class _Call:
+    """Something for the settler's thread: `record` for the whole piece, then `call`, one after the other."""
+
+    call: Callable[[], object]
+    record: Callable[[], object] | None = None
+
+
+@attrs.define(eq=False, slots=True)
+class _Told:
+    """The store's answer to an event."""
+
+    live: LiveJob
+    event: Event
+    done: Future[Job]
+    #: the end that it was is written down where readers elsewhere look
+    recorded: bool = False
+
 
 class Settler:
     """Guarantees
 
     - Events of one job, and of one session, reach the store in the order in which they were handed
       in, and are told in that order. No end is committed before its running.
+    - Nobody hears of an end before it was recorded.
     - Every end that was decided is settled exactly once: as it was decided, as an error that says why
       the store refused it, or as somebody else ended the job in the meantime.
 
@@ -48,7 +76,9 @@ class Settler:
         self._name = name
         #: what is done with a live job whose end can never be written
         self.lost: Callable[[LiveJob, BaseException], None] = lambda live, error: None
-        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        #: what is recorded inside the block may be written at its end
+        self.together: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -66,14 +96,15 @@ class Settler:
         def done(future: Future[Job]) -> None:
             if future.exception() is None:
                 live.job = future.result()  # at once, so that no reader goes back behind what it was told
-            self._queue.put(lambda: self._told(live, event, future))
+            told = _Told(live, event, future)
+            self._queue.put(_Call(lambda: self._told(told), lambda: self._record(told)))
 
         future.add_done_callback(done)
         return future
 
-    def post(self, call: Callable[[], object]) -> None:
-        """Run `call` on the settler's thread, after what was put there before."""
-        self._queue.put(call)
+    def post(self, call: Callable[[], object], record: Callable[[], object] | None = None) -> None:
+        """Run `call` on the settler's thread, after what was put there before; `record` a little earlier."""
+        self._queue.put(_Call(call, record))
 
     # --- the thread ---
 
@@ -96,29 +127,58 @@ class Settler:
             thread.join(timeout_s)
 
     def _serve(self) -> None:
-        while (call := self._queue.get()) is not None:
-            try:
-                call()
-            except Exception as error:
-                log.exception("%s", Bug(f"settling an event failed: {error}"))
-            del call  # it holds a job; the next one may be long in coming
+        last = False
+        while not last:
+            piece, last = self._take()
+            with self.together():
+                for each in piece:
+                    if each.record is not None:
+                        self._contained(each.record)
+            for each in piece:
+                self._contained(each.call)
+            piece.clear()  # it holds jobs; the next one may be long in coming
+
+    def _take(self) -> tuple[list[_Call], bool]:
+        """What is there, at least one and at most a piece; whether it is the last."""
+        piece: list[_Call] = []
+        with contextlib.suppress(queue.Empty):
+            while len(piece) < _PIECE:
+                call = self._queue.get(block=not piece)
+                if call is None:
+                    return piece, True
+                piece.append(call)
+        return piece, False
+
+    def _contained(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as error:
+            log.exception("%s", Bug(f"settling an event failed: {error}"))
 
     # --- what became of an event ---
 
-    def _told(self, live: LiveJob, event: Event, done: Future[Job]) -> None:
-        error = done.exception()
-        if error is None:
-            self._committed(live, done.result())
-        elif isinstance(event, Started | CancelRequested):
-            self._step_refused(live, event, error)
-        else:
-            self._end_refused(live, event, error)
+    def _record(self, told: _Told) -> None:
+        if told.done.exception() is None and (job := told.done.result()).terminal:
+            told.recorded = True
+            self._ending.record(Ended(job=job, live=told.live))
 
-    def _committed(self, live: LiveJob, job: Job) -> None:
-        if job.terminal:
-            self._ending.after_terminal(Ended(job=job, live=live))
+    def _told(self, told: _Told) -> None:
+        error = told.done.exception()
+        if error is None:
+            self._committed(told.live, told.done.result(), recorded=told.recorded)
+        elif isinstance(told.event, Started | CancelRequested):
+            self._step_refused(told.live, told.event, error)
         else:
+            self._end_refused(told.live, told.event, error)
+
+    def _committed(self, live: LiveJob, job: Job, *, recorded: bool = False) -> None:
+        if not job.terminal:
             self._hub.publish(JOB_STATUS, job)
+            return
+        ended = Ended(job=job, live=live)
+        if not recorded:
+            self._ending.record(ended)
+        self._ending.announce(ended)
 
     def _step_refused(self, live: LiveJob, event: Event, error: BaseException) -> None:
         """Running, or a cancel request, was not written. The end is what counts, and follows by itself."""

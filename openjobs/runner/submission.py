@@ -115,6 +115,14 @@ class Submissions:
             raise
         return self._admit(submission.live, job)
 
+    def tell(self, submission: Submission) -> None:
+        """The steps that follow a durable submit, before anybody else hears of the job; once. Waits for the store."""
+        try:
+            job = submission.future.result()
+        except Exception:
+            return  # `finish` tells why
+        self._run_steps(submission.live, job)
+
     def forget(self, live: LiveJob, error: BaseException) -> None:
         """There is no such job; who waits for it is told why."""
         with self._roster.lock:
@@ -150,7 +158,7 @@ class Submissions:
 
     def _admit(self, live: LiveJob, job: Job) -> Job:
         """The job is durable as queued: tell of it, and let it have its turn."""
-        self._run_steps(job)
+        self._run_steps(live, job)
         self._hub.publish(TASK_CREATED, job)
         self._hub.publish(JOB_STATUS, job)
         with self._roster.lock:
@@ -167,7 +175,10 @@ class Submissions:
         self._pool.start(tokens)
         return job
 
-    def _run_steps(self, job: Job) -> None:
+    def _run_steps(self, live: LiveJob, job: Job) -> None:
+        if live.told:
+            return
+        live.told = True
         for step in self.after_commit:
             try:
                 step(job)

@@ -32,6 +32,7 @@ def take_turn(live: LiveJob, request: TurnRequest, event_id: str) -> End:
         if isinstance(error, CancelledError) and live.cancel_event.is_set():
             return Cancelled(event_id=event_id, reason=live.cancel_reason, result_text=live.partial_text)
         return Errored(event_id=event_id, error=describe(error), result_text=live.partial_text)
+    live.returned = True
     return end_of(result, event_id, live.partial_text)
 
 

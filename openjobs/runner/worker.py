@@ -76,6 +76,7 @@ class Worker:
             thread.name = name
         with self._roster.lock:
             if live.phase is Phase.RUNNING:
+                live.producer_reported = live.returned
                 canceller.end(live, _with_partial(live, end))
                 return
             canceller.came_back(live)

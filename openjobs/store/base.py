@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import attrs
 
@@ -34,6 +34,7 @@ from ..errors import (
     UnknownNode,
     UnknownSession,
 )
+from ..facts.log import FactLog
 from ..ids import IdMaker, check_job_id, check_node_id, check_session_id, is_prefix, new_id, short
 from ..jobs import UNFINISHED, CancelRequested, Event, Job, JobStatus, Queued, Started
 from ..repo import Change, CommitInfo, Repository, View
@@ -153,6 +154,13 @@ class JobStore(ABC):
     @abstractmethod
     def _open_repository(self, session_id: str) -> tuple[Repository, Path | None]:
         """The repository and the folder for derived files. Raises `UnknownSession`, `RepositoryRefused`, `Damaged`."""
+
+    @abstractmethod
+    def facts(self, session_id: str) -> FactLog:
+        """Where the lifecycle facts of the session's jobs and background commands stand (spec 001).
+
+        Looks at nothing: whether there is such a session is for who writes or reads there to find out.
+        """
 
     @abstractmethod
     def _size_bytes(self, session_id: str) -> int:
@@ -648,7 +656,7 @@ class JobStore(ABC):
             each.repository.close()
         self.index.close()
 
-    def __enter__(self) -> JobStore:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

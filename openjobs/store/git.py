@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +14,8 @@ from pathlib import Path
 from ..clock import Clock
 from ..durable import Disk, FileLock
 from ..errors import InvalidInput, RepositoryRefused, SessionBusy, SessionExists
+from ..facts.log import NAME as FACTS
+from ..facts.log import FactLog, FileFactLog
 from ..ids import IdMaker, check_session_id, is_session_id, new_id
 from ..repo import Repository
 from .base import JobStore
@@ -20,6 +24,8 @@ from .presence import FileActive, FileLeases
 
 _DURABILITY = {"full": True, "relaxed": False}
 _CREATE_TRIES = 500
+#: ledgers of facts whose ends are remembered; another one's is looked for again
+_FACT_LOGS = 256
 
 
 class GitJobStore(JobStore):
@@ -47,6 +53,8 @@ class GitJobStore(JobStore):
         self.leases = FileLeases(path, disk)
         self.active = FileActive(path, disk)
         self._sessions_dir = path / "sessions"
+        self._facts_lock = threading.Lock()
+        self._facts: OrderedDict[str, FactLog] = OrderedDict()
         super().__init__(home=path, disk=disk, index=FileIndex(path / "index", disk), clock=clock, new_id=new_id)
 
     def session_dir(self, session_id: str) -> Path:
@@ -83,6 +91,16 @@ class GitJobStore(JobStore):
         path = self.session_dir(session_id) / "repo"
         repository = GitRepository(path, self.disk)
         return repository, path / ".git" / "openjobs"
+
+    def facts(self, session_id: str) -> FactLog:
+        with self._facts_lock:
+            log = self._facts.get(session_id)
+            if log is None:
+                log = self._facts[session_id] = FileFactLog(self.session_dir(session_id) / FACTS, self.disk)
+                while len(self._facts) > _FACT_LOGS:
+                    self._facts.popitem(last=False)
+            self._facts.move_to_end(session_id)
+            return log
 
     def _size_bytes(self, session_id: str) -> int:
         total = 0

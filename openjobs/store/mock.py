@@ -10,6 +10,7 @@ from pathlib import Path
 from ..clock import Clock
 from ..durable import Disk
 from ..errors import SessionExists
+from ..facts.log import FactLog, MemoryFactLog
 from ..ids import IdMaker, new_id
 from ..repo import Change, MemoryRepository, Repository
 from .base import JobStore
@@ -22,6 +23,7 @@ class MockTaskStore(JobStore):
 
     def __init__(self, *, clock: Clock | None = None, new_id: IdMaker = new_id) -> None:
         self._repositories: dict[str, MemoryRepository] = {}
+        self._facts: dict[str, MemoryFactLog] = {}
         self._creating = threading.Lock()
         self.leases = MemoryLeases()
         self.active = MemoryActive()
@@ -42,6 +44,10 @@ class MockTaskStore(JobStore):
         if repository is None:
             raise self._unknown_session(session_id)
         return repository, None
+
+    def facts(self, session_id: str) -> FactLog:
+        with self._creating:
+            return self._facts.setdefault(session_id, MemoryFactLog())
 
     def _size_bytes(self, session_id: str) -> int:
         return 0

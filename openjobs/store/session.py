@@ -10,6 +10,7 @@ from ..session.branch import cards_beside, chain
 from ..session.context import ContextItem, chat_messages, context_of
 
 if TYPE_CHECKING:
+    from ..facts.log import FactLog
     from .base import JobStore
 
 
@@ -39,6 +40,11 @@ class Session:
     def head_id(self) -> str | None:
         """The message where the conversation stands; None while there is none."""
         return self.meta.head_id
+
+    @property
+    def facts(self) -> FactLog:
+        """When its jobs and background commands were registered and settled; read it with `openjobs.facts`."""
+        return self._store.facts(self.session_id)
 
     def append(
         self,

@@ -9,16 +9,22 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import attrs
 
 from openjobs import errors
 from openjobs.clock import Clock, SystemClock
+from openjobs.facts import Fact, FactLog, MemoryFactLog
 from openjobs.ids import new_id
 from openjobs.jobs import UNFINISHED, Event, Job, JobStatus, transition
 from openjobs.store.presence import MemoryActive, MemoryLeases
+
+
+class ForgetfulLog(MemoryFactLog):
+    def append(self, facts: Sequence[Fact]) -> None:
+        pass
 
 
 class ThinStore:
@@ -35,6 +41,7 @@ class ThinStore:
         self.refused = 0
         self.cpu_s = 0.0
         self._keep = keep
+        self._facts = MemoryFactLog() if keep else ForgetfulLog()
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="thin-store", daemon=True)
         self._thread.start()
@@ -42,6 +49,9 @@ class ThinStore:
     def _serve(self) -> None:
         while (call := self._queue.get()) is not None:
             call()
+
+    def facts(self, session_id: str) -> FactLog:
+        return self._facts
 
     def close(self) -> None:
         self._queue.put(None)
