@@ -54,7 +54,7 @@ class Backend(Protocol):
 
     def subscribe(self, wake: Callable[[], None]) -> Subscription | None: ...
     def get(self, job_id: str) -> tuple[Job, str | None]: ...
-    def older(self, before: str, session_id: str | None, limit: int) -> Jobs: ...
+    def older(self, before: str | None, session_id: str | None, limit: int) -> Jobs: ...
     def spawn(self, fields: Fields) -> dict[str, Any]: ...
     def cancel(self, job_id: str, reason: str | None) -> dict[str, Any]: ...
     def cancel_session(self, session_id: str, reason: str | None) -> list[dict[str, Any]]: ...
@@ -115,7 +115,7 @@ class RunnerBackend:
         job = self.runner.get(job_id)
         return job, job.result_text if job.status is JobStatus.RUNNING else None
 
-    def older(self, before: str, session_id: str | None, limit: int) -> Jobs:
+    def older(self, before: str | None, session_id: str | None, limit: int) -> Jobs:
         return self.runner.list(session_id=session_id, before=before, limit=limit)
 
     def spawn(self, fields: Fields) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class AttachedBackend:
             pass  # it is about what it said so far only
         return job, None
 
-    def older(self, before: str, session_id: str | None, limit: int) -> Jobs:
+    def older(self, before: str | None, session_id: str | None, limit: int) -> Jobs:
         return self._client.list(session_id=session_id, before=before, limit=limit)
 
     def spawn(self, fields: Fields) -> dict[str, Any]:

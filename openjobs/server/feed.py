@@ -395,8 +395,8 @@ class Feed:
     def page(self, wanted: Filter, before: str | None = None, limit: int = 100) -> dict[str, Any]:
         """Rows, newest first, with the counts of the whole filter (docs/server.md, "Lists").
 
-        May read the store, where what is asked for is older than what is kept. Raises `UnknownJob` for a
-        `before` that nobody knows.
+        May read the store, where what is asked for is older than what is kept. Behind a `before` that nobody
+        knows there is nothing.
         """
         self.until_loaded()
         with self._lock:
@@ -418,7 +418,7 @@ class Feed:
         with self._lock:
             rows = [self._summary.shown(entry) for entry in found[:limit]]
         if not more and len(rows) < limit and wanted.kind != PROCESS and (capped or (before and first is None)):
-            last = before if before and first is None else self._oldest_job(entries)
+            last = before if before and first is None else self._oldest_job(entries, wanted.session_id)
             older, more = self._older(wanted, last, limit - len(rows))
             rows += older
         with self._lock:
@@ -434,17 +434,17 @@ class Feed:
             }
 
     @staticmethod
-    def _oldest_job(entries: Sequence[Entry]) -> str | None:
+    def _oldest_job(entries: Sequence[Entry], session_id: str | None) -> str | None:
         """What has ended is dropped from the oldest on, so what is older than this one is not in memory."""
-        ended = (entry for entry in reversed(entries) if entry.row["kind"] == JOB and not entry.unfinished)
-        return next((entry.row["id"] for entry in ended), None)
+        for entry in reversed(entries):
+            if entry.row["kind"] == JOB and not entry.unfinished and session_id in (None, entry.row["session_id"]):
+                return str(entry.row["id"])
+        return None
 
     def _older(self, wanted: Filter, before: str | None, limit: int) -> tuple[list[Row], bool]:
         """Rows that are not in memory any more, from the store; bounded in what it looks at."""
         rows: list[Row] = []
         for _ in range(10):
-            if before is None:
-                return rows, False
             jobs = self._backend.older(before, wanted.session_id, 500)
             for job in jobs:
                 before = job.job_id
