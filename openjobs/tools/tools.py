@@ -110,6 +110,7 @@ class AgentTools:
         self._finder = Finder(runner, processes, self.session_id)
         self._answers = Answers(runner, processes)
         self._turn: TurnRequest | None = None
+        self._response: str | None = None
         # Of one call, see `_for_call`.
         self._tool_call_id: str | None = None
         self._stops: tuple[threading.Event, ...] = ()
@@ -128,10 +129,15 @@ class AgentTools:
         tools._turn = request
         return tools
 
-    def at(self, caller_msg_id: str | None) -> AgentTools:
-        """The same tools for another message of the caller."""
+    def at(self, caller_msg_id: str | None, *, response: str | None = None) -> AgentTools:
+        """The same tools for another message of the caller.
+
+        `response` names the model's response that makes the calls where a message is made of several: as good as
+        `caller_msg_id` for telling a call that is made again.
+        """
         made = copy.copy(self)
         made.caller_msg_id = caller_msg_id
+        made._response = response
         return made
 
     # --- the tools -----------------------------------------------------------------------------------
@@ -453,9 +459,10 @@ class AgentTools:
 
     def _key(self) -> str | None:
         """What makes a call that is made again the same call. Only a message can say that it is not another one."""
-        if self._tool_call_id is None or self.caller_msg_id is None:
+        made_by = [each for each in (self.caller_msg_id, self._response) if each is not None]
+        if self._tool_call_id is None or not made_by:
             return None
-        key = f"{self.caller_msg_id}:{self._tool_call_id}".encode(errors="replace").decode()
+        key = ":".join([*made_by, self._tool_call_id]).encode(errors="replace").decode()
         return key if len(key) <= _KEY_LIMIT_CHARS else hashlib.sha256(key.encode()).hexdigest()
 
     def _place(self) -> str | None:
