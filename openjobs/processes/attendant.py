@@ -33,6 +33,7 @@ from ..errors import (
 from ..ids import IdMaker, short
 from . import layout, rundir
 from .client import TaskClient
+from .facts import TaskFacts
 from .identity import System
 from .rundir import ExitRecord
 from .tail import RunTail
@@ -117,6 +118,7 @@ class Attendant:
         disk: Disk,
         system: System,
         new_id: IdMaker,
+        facts: TaskFacts,
         log_threads: int,
         output_every_s: float,
     ) -> None:
@@ -125,6 +127,7 @@ class Attendant:
         self._disk = disk
         self._system = system
         self._new_id = new_id
+        self._facts = facts
         self._log_threads = log_threads
         self._output_every_s = output_every_s
         self._lock = threading.Lock()
@@ -463,11 +466,12 @@ class Attendant:
             raise SessionBusy(f"the run of task {live.task_id} is being looked at by somebody else")
         if task.worker_id != self._worker_id:
             try:
-                journal.adopt(task.task_id, task.worker_id, worker=self._worker_id, keeper=keeper.to_json())
+                adopted = journal.adopt(task.task_id, task.worker_id, worker=self._worker_id, keeper=keeper.to_json())
             except InvalidTransition:
                 live.ended.set()
                 live.done.set()
                 return
+            self._facts.adopted(adopted)
         live.abandoned = False
 
     def _record_end(self, live: Live) -> None:
@@ -479,10 +483,13 @@ class Attendant:
                 raise OutcomeUnknown(f"task {live.task_id} has ended and its exit record cannot be read")
             live.end = end_of(record)
         live.event_id = live.event_id or self._new_id()
+        journal = self._client.journal(live.session_id)
         try:
-            self._client.journal(live.session_id).record(live.task_id, Fact.ENDED, event_id=live.event_id, **live.end)
+            task = journal.record(live.task_id, Fact.ENDED, event_id=live.event_id, **live.end)
         except InvalidTransition:
-            pass  # it was recorded before, by us or by whoever recovered it
+            task = journal.get(live.task_id)  # it was recorded before, by us or by whoever recovered it
+        if task.event_id == live.event_id:
+            self._facts.settled(task)
         live.ended.set()
 
     def _exit_record(self, live: Live) -> ExitRecord | None:

@@ -1,7 +1,7 @@
 """`ProcessSupervisor`: starts background commands, looks after them, and records how they ended.
 
-    start ─► index, mark ─► intent [durable] ─► keeper ─► go ─► running [durable] ─► the caller
-    end   ─► drain the log to its end ─► ended [durable] ─► the log is complete ─► waiters
+    start ─► index, mark ─► intent [durable] ─► keeper ─► go ─► running [durable] ─► fact ─► the caller
+    end   ─► drain the log to its end ─► ended [durable] ─► fact ─► the log is complete ─► waiters
 
 Source: spec 000; spec 004, *Finish ordering*.
 """
@@ -31,6 +31,7 @@ from ..errors import (
     StoreWriteFailed,
     UnknownTask,
 )
+from ..facts import Recorder
 from ..ids import IdMaker, check_job_id, check_session_id, short
 from ..store import JobStore
 from ..store.index import Entry, key_of
@@ -38,6 +39,7 @@ from ..store.presence import FileActive, Held
 from . import layout, rundir
 from .attendant import OUTPUT_EVERY_S, Attendant, Live, Lives
 from .client import TaskClient, run_directory
+from .facts import TaskFacts
 from .identity import System, this_system
 from .journal import TaskJournal, same_command
 from .output import Output
@@ -112,12 +114,14 @@ class ProcessSupervisor:
         self.job_tasks = JobTasks(self.client, disk=self._disk, system=self._system, stop=self._stop_for_job)
         self.worker_id = worker_id or self._new_id()
         self._lease: Held | None = None if worker_id else store.leases.acquire(self.worker_id)
+        self._facts = TaskFacts(Recorder(store.facts))
         self._attendant = Attendant(
             self.client,
             worker_id=self.worker_id,
             disk=self._disk,
             system=self._system,
             new_id=self._new_id,
+            facts=self._facts,
             log_threads=log_threads,
             output_every_s=output_every_s,
         )
@@ -198,6 +202,8 @@ class ProcessSupervisor:
                 timeout_s=timeout_s,
                 output_limit_bytes=output_limit_bytes,
             )
+            if fresh:
+                self._facts.began(task)
             if fresh and job_id is not None and self._is_over(job_id):
                 return self._too_late(task)  # see owned.py
             if fresh:
@@ -227,6 +233,7 @@ class ProcessSupervisor:
                     child=child.to_json(),
                     worker=self.worker_id,
                 )
+                self._facts.registered(task)
         except KeeperFailed:
             live = self._attendant.attend(task, run)
         except BaseException as error:
@@ -435,6 +442,7 @@ class ProcessSupervisor:
             )
         except InvalidTransition:
             return None
+        self._facts.adopted(adopted)
         self._attendant.attend(adopted)
         if adopted.stop_requested_at is not None:
             self._attendant.act_on_stop(adopted)
