@@ -116,13 +116,13 @@ function Chip({ group }: { group: Group }) {
 
 function Kinds() {
   return (
-    <label class="pick"><span class="sr">Show</span>
-      <select value={route.value.kind} onChange={(event) => go({ kind: event.currentTarget.value })}>
+    <span class="pick">
+      <select aria-label="Kind" value={route.value.kind} onChange={(event) => go({ kind: event.currentTarget.value })}>
         <option value="">Jobs and processes</option>
         <option value="job">Jobs</option>
         <option value="process">Processes</option>
       </select>
-    </label>
+    </span>
   );
 }
 
@@ -133,12 +133,12 @@ function SessionChoice() {
   if (chosen && !names.includes(chosen)) names.unshift(chosen);
   useEffect(ask, []);
   return (
-    <label class="pick"><span class="sr">Session</span>
-      <select value={chosen} onFocus={ask} onChange={(event) => go({ session: event.currentTarget.value })}>
+    <span class="pick">
+      <select aria-label="Session" value={chosen} onFocus={ask} onChange={(event) => go({ session: event.currentTarget.value })}>
         <option value="">All sessions</option>
         {names.map((name) => <option key={name} value={name}>{name}</option>)}
       </select>
-    </label>
+    </span>
   );
 }
 

@@ -30,11 +30,11 @@ export function Timeline() {
   return (
     <section class="timeline" aria-label="Timeline">
       <div class="time-bar">
-        <label class="pick"><span class="sr">Span</span>
-          <select value={route.value.span} onChange={(event) => go({ span: event.currentTarget.value }, true)}>
+        <span class="pick">
+          <select aria-label="Span" value={route.value.span} onChange={(event) => go({ span: event.currentTarget.value }, true)}>
             {SPANS.map(([value, name]) => <option key={value} value={value}>{value === '' && fits.length > RECENT ? `The newest ${RECENT}` : name}</option>)}
           </select>
-        </label>
+        </span>
         <span class="legend"><i class="bar waiting" aria-hidden="true" />waited</span>
         <span class="legend"><i class="bar running s-running" aria-hidden="true" />ran</span>
       </div>

@@ -12,6 +12,12 @@ export interface LineEvents {
   allowed(): Promise<boolean>;
 }
 
+/** Events that came at the same time, in order. */
+interface Batch {
+  event: 'batch';
+  events: Event[];
+}
+
 interface Place {
   epoch: string;
   seq: number;
@@ -71,8 +77,14 @@ export class Line {
       this.tries = 0;
       this.to.state('open', 0, 0);
     }
-    if (!('event' in frame)) return;
-    const event = frame as unknown as Event;
+    if ('event' in frame) this.hand(frame as unknown as Event | Batch);
+  }
+
+  private hand(event: Event | Batch): void {
+    if (event.event === 'batch') {
+      for (const one of event.events) this.hand(one);
+      return;
+    }
     this.place = { epoch: event.epoch, seq: event.seq, since: 'at' in event ? event.at : this.place.since };
     this.to.event(event);
   }
