@@ -31,6 +31,7 @@ TIMED_OUT_CODE = 124  #: as timeout(1) has it
 STOP_S = 10.0
 _PAUSE_S = (0.005, 0.05)
 _READ_BYTES = 1 << 16
+STREAMS = ("stdout", "stderr")
 STATUS_STYLE = {
     "running": "cyan",
     "stopping": "yellow",
@@ -93,7 +94,7 @@ def _detached(state: State, session: str, cmd: Sequence[str], timeout: float | N
 
 
 def _foreground(state: State, session: str, cmd: Sequence[str], timeout: float | None, description: str) -> int:
-    from ..host.launcher import Interrupted, Launcher
+    from ..host.launcher import Launcher
     from ..processes import ProcessSupervisor
 
     with Launcher() as launcher:
@@ -101,42 +102,118 @@ def _foreground(state: State, session: str, cmd: Sequence[str], timeout: float |
             state.make_session(session)
             supervisor = ProcessSupervisor(state.store)
             pending.ready(supervisor.close)
-        task = supervisor.start(
-            session,
-            list(cmd),
-            cwd=Path.cwd(),
-            timeout_s=timeout,
-            description=description,
-            job_id=state.parent_job.job_id if state.parent_job else None,
-        )
-        try:
-            task = _passed_on(state, supervisor, task)
-        except KeyboardInterrupt:
-            _end(supervisor, task, "interrupted")
-            return exits.INTERRUPTED
-        except (Interrupted, output.ReaderGone):
-            _end(supervisor, task, "its terminal or its reader went away")
-            raise
+        with _Spill() as spill:
+            return _seen_through(state, supervisor, spill, session, cmd, timeout, description)
+
+
+def _seen_through(
+    state: State,
+    supervisor: ProcessSupervisor,
+    spill: _Spill,
+    session: str,
+    cmd: Sequence[str],
+    timeout: float | None,
+    description: str,
+) -> int:
+    from ..host.launcher import Interrupted
+
+    task = supervisor.start(
+        session,
+        list(cmd),
+        cwd=Path.cwd(),
+        timeout_s=timeout,
+        description=description,
+        job_id=state.parent_job.job_id if state.parent_job else None,
+        spill=spill.ends,
+    )
+    spill.started()
+    try:
+        task = _passed_on(state, supervisor, task, spill)
+    except KeyboardInterrupt:
+        _end(supervisor, task, "interrupted")
+        return exits.INTERRUPTED
+    except (Interrupted, output.ReaderGone):
+        _end(supervisor, task, "its terminal or its reader went away")
+        raise
+    unkept = task.seen_bytes - task.stdout_bytes - task.stderr_bytes
+    if unkept and task.error:
+        output.note(f"{unkept:,} bytes of its output could only be passed on: they are not kept")
+    try:
         supervisor.client.consume(task)
-        return _told(state, task)
+    except OpenJobsError as error:
+        output.note(f"that its end was seen could not be written down: {exits.explain(error)}")
+    if task.event_id is None:
+        output.note("its end cannot be written down now; it is recorded when the disk takes writes again, else as lost")
+    return _told(state, task)
 
 
-def _passed_on(state: State, supervisor: ProcessSupervisor, task: Task) -> Task:
-    """Copy both streams as they come, until the end."""
-    streams = [] if state.json else [("stdout", output.bytes_to_stdout), ("stderr", output.bytes_to_stderr)]
-    offsets = dict.fromkeys(("stdout", "stderr"), 0)
+class _Spill:
+    """Two pipes on which the keeper passes on what the disk has no room for, so that it is seen all the same."""
+
+    def __init__(self) -> None:
+        pipes = {name: os.pipe() for name in STREAMS}
+        self._readers = {name: pipe[0] for name, pipe in pipes.items()}
+        self.ends = (pipes["stdout"][1], pipes["stderr"][1])
+        self._ends_open = True
+        for fd in self._readers.values():
+            os.set_blocking(fd, False)
+
+    def started(self) -> None:
+        """The keeper has its own copies; when it closes them, that is all."""
+        if self._ends_open:
+            self._ends_open = False
+            for fd in self.ends:
+                os.close(fd)
+
+    def read(self, name: str) -> bytes | None:
+        """What is there now; None when nothing will come any more."""
+        fd = self._readers.get(name)
+        if fd is None:
+            return None
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return b""
+        if not data:
+            os.close(self._readers.pop(name))
+            return None
+        return data
+
+    @property
+    def over(self) -> bool:
+        return not self._readers
+
+    def __enter__(self) -> _Spill:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.started()
+        for name in list(self._readers):
+            os.close(self._readers.pop(name))
+
+
+def _passed_on(state: State, supervisor: ProcessSupervisor, task: Task, spill: _Spill) -> Task:
+    """Copy both streams as they come, until the end: what is kept, and behind it what no disk takes."""
+    writers = {"stdout": output.bytes_to_stdout, "stderr": output.bytes_to_stderr}
+    offsets = dict.fromkeys(STREAMS, 0)
     pause, longest = _PAUSE_S
     while True:
         # The order matters: what is read after the end is all there is.
-        task = supervisor.wait(task.task_id, pause if not streams else 0)
+        task = supervisor.wait(task.task_id, pause if state.json else 0)
+        ended = task if task.terminal else supervisor.unrecorded_end(task.task_id)
         moved = False
-        for name, write in streams:
-            while data := supervisor.client.output(task, name, offsets[name], _READ_BYTES).data:
+        for name, write in writers.items():
+            spilt = spill.read(name)  # before the file is: what is kept comes first
+            while not state.json and (data := supervisor.client.output(task, name, offsets[name], _READ_BYTES).data):
                 offsets[name] += len(data)
                 moved = True
                 write(data)
-        if task.terminal and not moved:
-            return task
+            if spilt:
+                moved = True
+                if not state.json:
+                    write(spilt)
+        if ended is not None and not moved and spill.over:
+            return ended
         if not moved:
             task = supervisor.wait(task.task_id, pause)
         pause = _PAUSE_S[0] if moved else min(pause * 1.5, longest)
@@ -146,7 +223,9 @@ def _end(supervisor: ProcessSupervisor, task: Task, reason: str) -> None:
     clear = output.fresh_line()
     try:
         supervisor.stop(task.task_id, reason)
-        task = supervisor.wait(task.task_id, STOP_S)
+        deadline = time.monotonic() + STOP_S
+        while not task.terminal and time.monotonic() < deadline:
+            task = supervisor.unrecorded_end(task.task_id) or supervisor.wait(task.task_id, _PAUSE_S[1])
     except OpenJobsError as error:
         output.note(f"{clear}{reason}, but the command could not be asked to stop: {exits.explain(error)}")
         return

@@ -58,15 +58,15 @@ def fsck_command(state: State, sessions: tuple[str, ...]) -> int:
     """Check that sessions are whole; without names all of them.
 
     Looks at git's objects, the legality of every job's history, rows against history, pages and
-    message segments, index and work tree, locks, and the journal of background commands. Changes
-    nothing. Exit code 6 with any finding.
+    message segments, index and work tree, locks, the journal of background commands, and run logs
+    against their states. Changes nothing. Exit code 6 with any finding.
     """
     reports: list[dict[str, Any]] = []
     for session_id in sessions or state.store.sessions():
         with spinner(f"checking {session_id}"):
             report = state.store.fsck(session_id)
         found = [{"where": finding.where, "what": finding.what} for finding in report.findings]
-        found += _journal_findings(state, session_id)
+        found += _journal_findings(state, session_id) + _log_findings(state, session_id)
         reports.append({"session_id": session_id, "counts": dict(report.counts), "findings": found})
         if not state.json:
             told = [(count, one_line(name)) for name, count in report.counts.items() if name != "sessions"]
@@ -91,6 +91,12 @@ def _journal_findings(state: State, session_id: str) -> list[dict[str, str]]:
     except (Damaged, Refused) as error:
         return [{"where": "tasks.jsonl", "what": str(error)}]
     return []
+
+
+def _log_findings(state: State, session_id: str) -> list[dict[str, str]]:
+    from ..processes.runs import check_runs
+
+    return [{"where": where, "what": what} for where, what in check_runs(state.home, session_id)]
 
 
 @command("gc")

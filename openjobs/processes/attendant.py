@@ -77,6 +77,7 @@ class Live:
         self.abandoned = False
         #: what the keeper told us, for a disk that had no room for it
         self.record: ExitRecord | None = None
+        self.unrecorded: ExitRecord | None = None
         #: a step is queued or under way; another one is wanted after it
         self.busy = False
         self.again = False
@@ -284,7 +285,7 @@ class Attendant:
         if run is None:
             return
         run.pump()
-        live.record = run.record
+        live.record, live.unrecorded = run.record, run.unrecorded
         if run.gone:
             self._let_go(live)
             live.abandoned = live.abandoned or not run.recorded

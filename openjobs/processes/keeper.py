@@ -12,7 +12,12 @@ rest of the world what it leaves in the run's directory (layout.py). In order:
 
 *The socket.* Worker to keeper: a frame (4 bytes length, JSON: the request), `g`, then any number of `w`
 ("tell me once when there is output"). Keeper to worker: lines of JSON with `event`: `keeper`, `refused`,
-`started`, `ended`; and the line `+` for output. The keeper never waits for the worker to read.
+`started`, `unrecorded` (how it ended, while no disk takes the record), `ended`; and the line `+` for output.
+The keeper never waits for the worker to read.
+
+*The spill.* With the length may come two descriptors of pipes, where output goes that cannot be kept (disk full).
+While one is full the command waits, as it would for a terminal; stops and timeouts go on. Each is closed once the
+command has ended and all is through, or nobody reads it any more.
 
 *Guarantees.* One run's command is started at most once, whoever dies. Unless `keeper` says `started_at` it did
 not run. An exit record that can be read is true and durable, and so are the bytes it counts.
@@ -76,6 +81,11 @@ class _Stream:
         self.kept = 0
         #: bytes that came
         self.seen = 0
+        #: where goes what cannot be kept, -1 where nowhere; and what of it is on its way
+        self.spill = -1
+        self.held = b""
+        #: nobody can write to the pipe any more
+        self.ended = False
 
 
 class Keeper:
@@ -107,6 +117,13 @@ class Keeper:
         self._encoder = OrderEncoder()
         self._cut = False
         self._output_error = ""
+        #: descriptors for what cannot be kept, one a stream
+        self._spills: list[int] = []
+        self._exit: dict[str, Any] = {}
+        #: records that no disk took yet (name, content, until when); when the first is tried again
+        self._unwritten: list[tuple[str, bytes, float]] = []
+        self._write_due = 0.0
+        self._write_pause_s = 0.05
         self._note_wanted = False
         self._note_due = False
         # its end
@@ -115,6 +132,8 @@ class Keeper:
         self._cause = ""
         self._reason = ""
         self._completed = False
+        #: command and tree have ended
+        self._over = False
 
     # --- the order of things ---
 
@@ -134,6 +153,9 @@ class Keeper:
         elif self._start():
             self._tell(event="started", child=self._child.to_json() if self._child else None)
             self._keep()
+        while self._unwritten:
+            time.sleep(max(0.0, self._write_due - time.monotonic()))
+            self._write_again()
         os.close(self._lock)
 
     def _keep(self) -> None:
@@ -145,12 +167,15 @@ class Keeper:
         if self._channel is not None:
             poll.register(listening, select.POLLIN)
         self._reap()
+        spilling: dict[int, _Stream] = {}
         while True:
             for fd, _ in poll.poll(self._patience_ms()):
                 if fd in self._streams:
                     if not self._copy(self._streams[fd], CHUNK_BYTES):
                         poll.unregister(fd)
-                        del self._streams[fd]
+                        self._streams.pop(fd).ended = True
+                elif fd in spilling:
+                    self._spill(spilling[fd])
                 elif fd == self._wake:
                     self._on_signal()
                 else:
@@ -161,14 +186,21 @@ class Keeper:
             self._note()
             if self._status is not None and not self._completed:
                 self._complete()
+            spilling = self._watch_spills(poll, spilling)
+            self._write_again()
             if self._timeout_at is not None and time.monotonic() >= self._timeout_at:
                 self._timeout_at = None
                 self._end("timeout", "", self._request["grace_s"])
-            if not self._go_on_ending():
+            self._over = self._over or not self._go_on_ending()
+            if self._over and not spilling:
                 return
 
     def _patience_ms(self) -> int | None:
-        due = [t for t in (self._timeout_at, self._ending_due if self._ending else None) if t is not None]
+        due = [self._timeout_at] if self._timeout_at is not None else []
+        if self._ending is not None and not self._over:
+            due.append(self._ending_due)
+        if self._unwritten:
+            due.append(self._write_due)
         if not due:
             return None
         # poll takes 31 bits; one that wakes too early only looks again.
@@ -248,7 +280,11 @@ class Keeper:
     def _read_request(self) -> None:
         assert self._channel is not None
         self._channel.settimeout(GO_TIMEOUT_S)
-        (length,) = struct.unpack(">I", _receive(self._channel, 4))
+        head, self._spills, _, _ = socket.recv_fds(self._channel, 4, 2)
+        for fd in self._spills:
+            os.set_inheritable(fd, False)
+            os.set_blocking(fd, False)
+        (length,) = struct.unpack(">I", head + _receive(self._channel, 4 - len(head)))
         self._request = json.loads(_receive(self._channel, length))
         self._dir = self._request["run_dir"]
         if not self._request["durable"]:
@@ -363,6 +399,8 @@ class Keeper:
             pipe, end = os.pipe()
             os.set_blocking(pipe, False)
             stream = _Stream(index, pipe)
+            if len(self._spills) == 2:
+                stream.spill = self._spills[index]
             self._all_streams.append(stream)
             self._streams[pipe] = stream
             ends.append(end)
@@ -395,9 +433,10 @@ class Keeper:
 
     def _store(self, stream: _Stream, data: bytes) -> None:
         if self._output_error:
+            self._pass_on(stream, data)
             return
-        room = self._request["output_limit_bytes"] - sum(s.kept for s in self._all_streams)
-        keep = data[:room]
+        before = stream.kept
+        keep = data[: self._request["output_limit_bytes"] - sum(s.kept for s in self._all_streams)]
         if keep:
             try:
                 if stream.file < 0:
@@ -411,11 +450,63 @@ class Keeper:
                 # The command goes on; what it writes from here is counted and named as not kept.
                 self._output_error = f"output could not be written: {os.strerror(error.errno or 0)}"
                 stream.kept = os.fstat(stream.file).st_size if stream.file >= 0 else 0
+                self._pass_on(stream, data[stream.kept - before :])
                 return
-        if len(keep) < len(data) and not self._cut:
+        if len(keep) < len(data):
+            self._limit_reached()
+
+    def _limit_reached(self) -> None:
+        if not self._cut:
             self._cut = True
             if self._request["on_limit"] == "stop":
                 self._end("output_limit", "", self._request["grace_s"])
+
+    # --- output that no disk takes ---
+
+    def _pass_on(self, stream: _Stream, data: bytes) -> None:
+        """To whoever waits for it, if anybody does. The limit holds for it, too."""
+        if stream.spill >= 0:
+            room = self._request["output_limit_bytes"] - sum(s.seen for s in self._all_streams) + len(data)
+            if room < len(data):
+                self._limit_reached()
+            stream.held += data[: max(0, room)]
+            self._spill(stream)
+
+    def _spill(self, stream: _Stream) -> None:
+        """As much of what is held as the pipe takes now."""
+        try:
+            while stream.held:
+                stream.held = stream.held[os.write(stream.spill, stream.held) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            stream.held = b""  # nobody reads it any more
+            self._close_spill(stream)
+        if self._completed or stream.ended:
+            self._close_spill(stream)
+
+    def _close_spill(self, stream: _Stream) -> None:
+        if stream.spill >= 0:
+            os.close(stream.spill)
+            stream.spill = -1
+
+    def _watch_spills(self, poll: select.poll, before: dict[int, _Stream]) -> dict[int, _Stream]:
+        """The spills that have to take something first; the pipes behind them rest meanwhile."""
+        if not self._spills:
+            return before
+        for stream in self._all_streams:
+            if stream.spill >= 0 and not stream.held:
+                self._spill(stream)  # closes it at the end
+        now = {stream.spill: stream for stream in self._all_streams if stream.held}
+        for fd in now.keys() - before.keys():
+            poll.register(fd, select.POLLOUT)
+            if now[fd].pipe in self._streams:
+                poll.unregister(now[fd].pipe)
+        for fd in before.keys() - now.keys():
+            poll.unregister(fd)
+            if before[fd].pipe in self._streams:
+                poll.register(before[fd].pipe, select.POLLIN)
+        return now
 
     def _drain_pipes(self) -> None:
         """What is in the pipes at this moment, and not what others, who still hold them, write later."""
@@ -515,7 +606,7 @@ class Keeper:
         remaining = remaining or []
         out, err = self._all_streams if len(self._all_streams) == 2 else (None, None)
         assert self._me is not None
-        record = {
+        self._exit = record = {
             "version": 1,
             "task_id": self._request["task_id"],
             "keeper": self._me.to_json(),
@@ -536,8 +627,9 @@ class Keeper:
             "remaining_count": len(remaining),
         }
         self._sync_output()
-        durable = self._write_until_durable(layout.EXIT, _dump(record))
-        self._tell(event="ended", durable=durable, record=record)
+        self._write(layout.EXIT, record)
+        if self._unwritten:
+            self._tell(event="unrecorded", record=record)
 
     def _sync_output(self) -> None:
         files = [s.file for s in self._all_streams if s.kept]
@@ -549,27 +641,34 @@ class Keeper:
                     self._output_error or f"output could not be synced: {os.strerror(error.errno or 0)}"
                 )
 
-    def _write_until_durable(self, name: str, data: bytes) -> bool:
-        """A full disk has room again at some time, and only the keeper knows how its command ended."""
-        deadline = time.monotonic() + RECORD_TIMEOUT_S
-        pause_s = 0.05
-        while True:
+    def _write(self, name: str, record: object) -> None:
+        """Make a record durable, now or as soon as the disk takes it: a full one has room again at some time, and
+        only the keeper knows how its command ended."""
+        self._unwritten.append((name, _dump(record), time.monotonic() + RECORD_TIMEOUT_S))
+        self._write_again()
+
+    def _write_again(self) -> None:
+        while self._unwritten and time.monotonic() >= self._write_due:
+            name, data, until = self._unwritten[0]
+            durable = gone = False
             try:
                 self._disk.replace(self._path(name), data)
-                return True
+                durable = True
             except OSError as error:
                 gone = error.errno in (errno.ENOENT, errno.ENOTDIR)
-                if gone or time.monotonic() >= deadline:
-                    return False
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, 5.0)
+            if not durable and not gone and time.monotonic() < until:
+                self._write_due = time.monotonic() + self._write_pause_s
+                self._write_pause_s = min(self._write_pause_s * 2, 5.0)
+                return
+            del self._unwritten[0]
+            if name == layout.EXIT:
+                self._tell(event="ended", durable=durable, record=self._exit)
 
     def _swept(self, ending: Ending) -> None:
         ended = len((ending.termed | ending.killed) - {self._child})
         if not ended and not ending.leftovers:
             return
-        record = {"version": 1, "ended": ended, "leftovers": _named(ending.leftovers), "at": _now()}
-        self._write_until_durable(layout.SWEPT, _dump(record))
+        self._write(layout.SWEPT, {"version": 1, "ended": ended, "leftovers": _named(ending.leftovers), "at": _now()})
 
     # --- the worker ---
 

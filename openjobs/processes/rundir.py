@@ -158,8 +158,12 @@ def request_stop(run_dir: Path, *, reason: str = "", grace_s: float | None = Non
     if identity is None or not system.is_alive(identity):
         return False
     request = {"reason": reason, "grace_s": grace_s, "requested_at": time.time()}
-    disk.replace(run_dir / layout.STOP, json.dumps(request).encode())
-    sent = system.send(identity, getattr(signal, layout.STOP_SIGNAL_NAME))
+    try:
+        disk.replace(run_dir / layout.STOP, json.dumps(request).encode())
+        number = getattr(signal, layout.STOP_SIGNAL_NAME)
+    except OSError:
+        number = signal.SIGTERM  # a full disk: its keeper ends the tree all the same, with the grace it has
+    sent = system.send(identity, number)
     # Somebody may have stopped the keeper, too; it would look only when it goes on.
     system.send(identity, signal.SIGCONT)
     return sent

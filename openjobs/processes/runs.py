@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import Damaged, Refused
 from ..runlog import RunLogReader
 from ..runlog.binding import RunDirectory
+from ..runlog.check import log_findings
 from ..runlog.sidecar import look
 from ..runlog.state import STATE_MOST_BYTES
 from .client import run_directory
@@ -20,11 +22,22 @@ _SIDECAR = "log.state"
 def incomplete_runs(home: Path, session_id: str) -> list[str]:
     """Ids of the runs whose log was begun and not completed. Reads one small file for each that may be one."""
     runs = home / "sessions" / session_id / "runs"
+    return [name for name in _names(runs) if _is_incomplete(runs / name)]
+
+
+def check_runs(home: Path, session_id: str) -> Iterator[tuple[str, str]]:
+    """(where, what is wrong) for the logs of a session that are not what their states say. Looks only."""
+    runs = home / "sessions" / session_id / "runs"
+    for name in _names(runs):
+        for file, what in log_findings(runs / name, name):
+            yield f"runs/{name}/{file}".rstrip("/"), what
+
+
+def _names(runs: Path) -> list[str]:
     try:
-        names = sorted(os.listdir(runs))
+        return sorted(os.listdir(runs))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [name for name in names if _is_incomplete(runs / name)]
 
 
 def _is_incomplete(run_dir: Path) -> bool:

@@ -15,7 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..clock import Clock
+import attrs
+
+from ..clock import Clock, to_text
 from ..durable import Disk
 from ..errors import (
     Closed,
@@ -44,8 +46,8 @@ from .identity import System, this_system
 from .journal import TaskJournal, same_command
 from .output import Output
 from .owned import JobTasks
-from .task import Fact, Task, TaskStatus, check_origin, lost
-from .template import Request, Template, argv_of
+from .task import Fact, Task, TaskStatus, after, check_origin, end_of, lost
+from .template import Request, Spill, Template, argv_of
 
 log = logging.getLogger(__name__)
 
@@ -148,12 +150,14 @@ class ProcessSupervisor:
         description: str = "",
         task_id: str | None = None,
         job_id: str | None = None,
+        spill: Spill | None = None,
     ) -> Task:
         """Start a command in the background: text goes through the shell, a list is an argv.
 
         Returns when `running` is durable, or the end of a command that could not be started. `env` is the whole
         environment (None: ours) and is never written down; `cwd` is the session's own directory where nothing is
-        said. A task with a `job_id` belongs to that job and ends with it, at the latest with `close`.
+        said. `spill` are two pipes, for stdout and stderr, that get what the disk has no room for (the caller's to
+        close). A task with a `job_id` belongs to that job and ends with it, at the latest with `close`.
 
         The same `origin_tool_call_id` in the session, or the same `task_id`, with the same command returns the first
         task and starts nothing; with another command it raises `IdempotencyConflict`.
@@ -207,17 +211,17 @@ class ProcessSupervisor:
             if fresh and job_id is not None and self._is_over(job_id):
                 return self._too_late(task)  # see owned.py
             if fresh:
-                return self._launch(journal, task, request)
+                return self._launch(journal, task, request, spill)
         finally:
             with self._lock:
                 self._starting.discard(task_id)
         return self._met(task)
 
-    def _launch(self, journal: TaskJournal, task: Task, request: Request) -> Task:
+    def _launch(self, journal: TaskJournal, task: Task, request: Request, spill: Spill | None) -> Task:
         run_dir = self._run_dir(task)
         try:
             self._disk.make_dirs(run_dir)
-            run = self._template.start(run_dir, request)
+            run = self._template.start(run_dir, request, spill)
         except (KeeperFailed, RunRefused, OSError) as error:
             return self._not_started(task, str(error))
         except BaseException:
@@ -251,8 +255,15 @@ class ProcessSupervisor:
             live = self._attendant.attend(task, run)
             if child is not None:
                 return task
-        live.ended.wait(_RECOVER_S)
-        return journal.get(task.task_id)
+        return self._as_ended(live)
+
+    def _as_ended(self, live: Live) -> Task:
+        """Once its end is recorded, or cannot be (see `unrecorded_end`)."""
+        deadline = time.monotonic() + _RECOVER_S
+        while not live.ended.wait(_SLICE_S / 10) and time.monotonic() < deadline:
+            if (task := self.unrecorded_end(live.task_id)) is not None:
+                return task
+        return self.client.journal(live.session_id).get(live.task_id)
 
     def _not_started(self, task: Task, error: str) -> Task:
         """No keeper took it; a tombstone keeps a late one from running it after all."""
@@ -262,8 +273,7 @@ class ProcessSupervisor:
             "stopped_by": layout.BY_NOT_STARTED,
         }
         live = self._attendant.attend(task, abandoned=True, end=end)
-        live.ended.wait(_RECOVER_S)
-        return self.client.journal(task.session_id).get(task.task_id)
+        return self._as_ended(live)
 
     def _check_job(self, job_id: str, journal: TaskJournal, task_id: str) -> Task | None:
         """Raises `ParentFinished`, but for a task that is known: it is answered with what became of it."""
@@ -335,6 +345,21 @@ class ProcessSupervisor:
             pause = min(pause * 1.5, longest)
             self._check()
 
+    def unrecorded_end(self, task_id: str) -> Task | None:
+        """The task as it ended, while no disk takes the record of that (it has no `event_id` then); else None."""
+        live = self._attendant.find(task_id)
+        if live is None or live.ended.is_set():
+            return None
+        record = live.record or live.unrecorded
+        end = live.end if record is None else end_of(record)
+        if end is None or not (live.warned or live.unrecorded is not None):
+            return None
+        at = record.ended_at if record is not None else to_text(self._clock.now())
+        task = self.client.journal(live.session_id).get(live.task_id)
+        if task.terminal:
+            return None
+        return after(task, {"fact": Fact.ENDED, "task": task.task_id, "at": at, "event_id": None, **end})
+
     def _until_ended(self, live: Live, deadline: float | None) -> None:
         """In slices: somebody may close us meanwhile, and then nobody here will see the end."""
         while True:
@@ -353,7 +378,13 @@ class ProcessSupervisor:
         """
         self._check()
         task = self._met(self.client.get(task_id))
-        task = self.client.request_stop(task.task_id, reason, grace_s)
+        try:
+            task = self.client.request_stop(task.task_id, reason, grace_s)
+        except (StoreWriteFailed, OutcomeUnknown):
+            if task.terminal or not self._is_mine(task):
+                raise
+            # Only others need the record; a full disk keeps nobody from ending what is his own.
+            task = attrs.evolve(task, stop_reason=reason, stop_grace_s=grace_s)
         if self._is_mine(task) and not task.terminal:
             self._attendant.act_on_stop(task)
         return task

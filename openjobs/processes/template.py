@@ -30,6 +30,9 @@ from .rundir import ExitRecord, exit_record, read_exit
 ANSWER_TIMEOUT_S = 60.0
 _HERE = Path(__file__).parent
 
+#: descriptors for stdout and stderr
+Spill = tuple[int, int]
+
 
 @attrs.frozen(kw_only=True, slots=True)
 class Request:
@@ -89,14 +92,15 @@ class Template:
         """Of the template process, while there is one."""
         return self._process.pid if self._process is not None else None
 
-    def start(self, run_dir: Path, request: Request) -> Run:
+    def start(self, run_dir: Path, request: Request, spill: Spill | None = None) -> Run:
         """A keeper that holds the run's lock and waits for `Run.go`. Nothing runs yet.
 
-        Raises `RunRefused`, `KeeperFailed`, `Closed`, `ForkedProcess`.
+        `spill` are two pipes, for stdout and stderr, that get what the disk has no room for; the caller keeps its
+        copies. Raises `RunRefused`, `KeeperFailed`, `Closed`, `ForkedProcess`.
         """
         for attempt in (1, 2):
             try:
-                return self._start(run_dir, request)
+                return self._start(run_dir, request, spill)
             except _NoAnswer as error:
                 # The template had died, or died under us. Nothing was told to go, so asking again is safe.
                 if attempt == 2:
@@ -116,14 +120,14 @@ class Template:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, run_dir: Path, request: Request) -> Run:
+    def _start(self, run_dir: Path, request: Request, spill: Spill | None) -> Run:
         ours, theirs = socket.socketpair()
         asked = None
         try:
             with theirs:
                 asked = self._hand_over(theirs)
             run = Run(ours, run_dir)
-            run._begin(request)
+            run._begin(request, spill)
             return run
         except _NoAnswer:
             ours.close()
@@ -208,8 +212,10 @@ class Run:
         self.keeper: Identity
         #: the command's own process; None before `go`, and when it could not be started
         self.child: Identity | None = None
-        #: how it ended, as soon as that is known
+        #: how it ended, as soon as that is durable, or never will be
         self.record: ExitRecord | None = None
+        #: how it ended, while no disk takes the record
+        self.unrecorded: ExitRecord | None = None
         #: False when the keeper could not write the record down; then only we know it
         self.recorded = False
         #: whether there is output that nobody was told of since `want_output`
@@ -290,11 +296,12 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: Request, spill: Spill | None) -> None:
         data = json.dumps({"run_dir": str(self.run_dir.absolute()), **attrs.asdict(request)}).encode()
         self._channel.settimeout(ANSWER_TIMEOUT_S)
         try:
-            self._channel.sendall(struct.pack(">I", len(data)) + data)
+            socket.send_fds(self._channel, [struct.pack(">I", len(data))], spill or ())
+            self._channel.sendall(data)
         except OSError as error:
             raise _NoAnswer(str(error)) from None
         self._channel.setblocking(False)
@@ -326,6 +333,8 @@ class Run:
         kind = event["event"]
         if kind == "started":
             self.child = from_json(event["child"])
+        elif kind == "unrecorded":
+            self.unrecorded = exit_record(event["record"])
         elif kind == "ended":
             self.record = exit_record(event["record"])
             self.recorded = event["durable"]

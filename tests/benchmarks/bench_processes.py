@@ -14,6 +14,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from openjobs import JobRunner, SpawnRequest
+from openjobs.agents import Profiles
 from openjobs.durable import Disk
 from openjobs.processes import ProcessSupervisor
 from openjobs.processes.command import run_command
@@ -117,6 +119,7 @@ def supervised(home: Path, bare_start: float) -> None:
             print(f"{f'{ROUNDS} tasks at once, started / all ended and recorded':<64} {started:.2f} s / {whole:.2f} s")
             until(lambda: supervisor.running == 0)
             grown(supervisor)
+            grown_by_jobs(home / "jobs")
             lines(supervisor, store.session_dir("s") / "runs")
             drained(supervisor)
 
@@ -132,6 +135,35 @@ def grown(supervisor: ProcessSupervisor) -> None:
     after = us.memory_info().rss, us.num_fds(), us.num_threads()
     more = [b - a for a, b in zip(before, after, strict=True)]
     print(f"{'after 2,000 short tasks':<64} {more[0] / 2**20:+.1f} MB, {more[1]:+d} files, {more[2]:+d} threads")
+
+
+def grown_by_jobs(home: Path, count: int = 2000) -> None:
+    """What two thousand short agent jobs leave in this process: each a command under a keeper, drained in the thread
+    that waits for it."""
+    us = psutil.Process()
+    with (
+        GitJobStore(home, durability="relaxed") as store,
+        Profiles(home, disk=store.disk) as profiles,
+        JobRunner(store, workers=4, profiles=profiles) as runner,
+    ):
+        store.create_session("jobs")
+        request = SpawnRequest(prompt="true", parent_session_id="jobs", agent_id="shell", env=ENV)
+
+        def batch() -> None:
+            runner.await_tasks([runner.submit(request).job_id for _ in range(50)])
+
+        for _ in range(4):
+            batch()
+        before = us.memory_info().rss, us.num_fds(), us.num_threads()
+        began = time.perf_counter()
+        for _ in range(count // 50):
+            batch()
+        spent = time.perf_counter() - began
+        runner.wait_idle()
+        after = us.memory_info().rss, us.num_fds(), us.num_threads()
+    more = [b - a for a, b in zip(before, after, strict=True)]
+    what = f"after {count:,} short agent jobs ({count / spent:.0f} a second)"
+    print(f"{what:<64} {more[0] / 2**20:+.1f} MB, {more[1]:+d} files, {more[2]:+d} threads")
 
 
 def until(reached: Callable[[], bool]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -350,6 +351,40 @@ def test_fsck_names_a_damaged_journal(cli: Cli) -> None:
     assert cli.inside("run", "true", code=6).out == ""
     assert path.read_bytes() == bad
     path.write_bytes(good)
+
+
+def test_fsck_names_run_logs_that_are_not_what_their_states_say(cli: Cli) -> None:
+    """Too short, too long, gone, without a state, damaged, of another run, a stream too short: each with its place,
+    and nothing is changed."""
+    cli.inside("run", "--", "sh", "-c", "echo out; echo err >&2")
+    (run,) = (cli.home / "sessions" / "default" / "runs").iterdir()
+    log, state, stdout = run / "log", run / "log.state", run / "stdout"
+    whole = {path: path.read_bytes() for path in (log, state, stdout)}
+    cases: dict[tuple[str, str], dict[Path, bytes | None]] = {
+        ("log", "has 7 bytes, its state says 8"): {log: whole[log][:-1]},
+        ("log", "is complete with 8 bytes and has 9"): {log: whole[log] + b"x"},
+        ("log", "has 0 bytes, its state says 8"): {log: None},
+        ("log", "has 8 bytes and no checkpoint"): {state: None},
+        ("log.state", "no whole record"): {state: whole[state][:100]},
+        ("log.state", "no whole record "): {state: b"\0" * 5000},
+        ("stdout", "has 3 bytes, the log took 4"): {stdout: whole[stdout][:3]},
+    }
+    for (where, what), damage in cases.items():
+        for path, data in damage.items():
+            path.unlink() if data is None else path.write_bytes(data)
+        (report,) = cli.json_inside("fsck", code=6)["sessions"]
+        assert [one["where"] for one in report["findings"]] == [f"runs/{run.name}/{where}"], what
+        assert what.strip() in report["findings"][0]["what"]
+        for path, data in damage.items():
+            assert (path.read_bytes() if path.exists() else None) == data
+            path.write_bytes(whole[path])
+            path.chmod(0o600)
+    other = run.with_name("another-run")
+    shutil.copytree(run, other)
+    (report,) = cli.json_inside("fsck", code=6)["sessions"]
+    assert [one["where"] for one in report["findings"]] == ["runs/another-run/log.state"]
+    shutil.rmtree(other)
+    assert cli.json_inside("fsck")["findings"] == 0
 
 
 def test_ids_of_commands_are_completed(cli: Cli) -> None:

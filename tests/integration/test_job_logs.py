@@ -226,3 +226,26 @@ def test_a_dead_hosts_log_is_completed_by_recovery(moment: str, store: GitJobSto
 
 def _all(store: GitJobStore, job: Job) -> bytes:
     return log_of(store, job).read().data
+
+
+# --- many ---------------------------------------------------------------------------------------------------
+
+
+def test_many_short_commands_of_jobs_leave_nothing_behind(runner: JobRunner, store: GitJobStore, chaos: bool) -> None:
+    """Each drains in the thread of its worker: threads, descriptors and open logs are as many after a thousand jobs
+    as after a few, and every log is complete."""
+
+    def batch(number: int) -> list[Job]:
+        jobs = [runner.submit(shell(f"echo {n}")) for n in range(number)]
+        return runner.await_tasks([job.job_id for job in jobs], timeout=10 * BOUND_S)
+
+    def used() -> tuple[int, int]:
+        return len(os.listdir("/dev/fd")), threading.active_count()
+
+    ended = batch(10)
+    before = used()
+    for _ in range(100 if chaos else 4):
+        ended += batch(20)
+        eventually(lambda: used() == before, BOUND_S)
+    assert {job.status for job in ended} == {JobStatus.COMPLETED}
+    eventually(lambda: all(completion(store, job) == "completed" for job in ended), BOUND_S)
