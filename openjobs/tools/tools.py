@@ -121,7 +121,8 @@ class AgentTools:
         """The tools of a job: what it starts is its child, stops with it, and runs with its `cwd` and `env`.
 
         Every call raises `CancelledError` once the job was asked to stop. Commands in the background end with the
-        job. `options` as for the class. Raises `InvalidInput` where no runner runs the turn.
+        job, unless it is a turn of the conversation itself (`SpawnRequest.foreground`): those go on. `options` as for
+        the class. Raises `InvalidInput` where no runner runs the turn.
         """
         if request.runner is None:
             raise InvalidInput("this turn is run by no runner, so it cannot have jobs of its own")
@@ -361,8 +362,7 @@ class AgentTools:
 
     def _fitted(self, tool: Tool) -> Tool:
         """The tool with what is known of this caller."""
-        if self._turn is not None:
-            tool = attrs.evolve(tool, description=tool.description.replace(texts.TOLD, _NOT_TOLD))
+        tool = attrs.evolve(tool, description=tool.description.replace(texts.TOLD, self._hint))
         if self._agents is None:
             return tool
         parameters = [
@@ -437,8 +437,6 @@ class AgentTools:
             return self._runner.submit(attrs.evolve(request, origin_tool_call_id=key))
 
     def _start(self, processes: ProcessSupervisor, command: str, description: str, timeout_ms: int | None) -> Task:
-        job_id = self._turn.job_id if self._turn is not None else None
-
         def start(key: str | None) -> Task:
             return processes.start(
                 self.session_id,
@@ -448,7 +446,7 @@ class AgentTools:
                 timeout_s=None if timeout_ms is None else timeout_ms / 1000,
                 origin_tool_call_id=key,
                 description=description,
-                job_id=job_id,
+                job_id=self._turn.job_id if self._turn is not None and self._nested else None,
             )
 
         key = self._key()
@@ -475,13 +473,21 @@ class AgentTools:
         return self._turn.user_msg_id if self._turn is not None else None
 
     def _refuse_too_deep(self) -> None:
-        if self._turn is None:
-            return
-        depth = sum(1 for _ in islice(self._above(), self._max_depth))
+        depth = sum(1 for _ in islice((job for job in self._above() if not job.foreground), self._max_depth))
         if depth >= self._max_depth:
             raise InvalidInput(
                 f"agents are nested {depth} deep here, and may not be nested deeper: do this part yourself"
             )
+
+    @property
+    def _nested(self) -> bool:
+        """Whether the caller is a job, and not the conversation itself, whose turns may be (foreground) jobs, too."""
+        return self._turn is not None and not self._turn.job.foreground
+
+    @property
+    def _hint(self) -> str:
+        """Who hears of an end: a conversation is told at its next turn, a job has none."""
+        return _NOT_TOLD if self._nested else texts.TOLD
 
     def _above(self) -> Iterator[Job]:
         """The job whose tools these are, and its ancestors, nearest first."""
@@ -552,8 +558,7 @@ class AgentTools:
             raise InvalidInput(f"you run inside job {job.job_id}, so it cannot be {what}")
 
     def _report(self, found: Job | Task, limit_chars: int | None = None) -> str:
-        hint = texts.TOLD if self._turn is None else _NOT_TOLD
-        return self._answers.report(found, limit_chars or self._limit_chars, hint)
+        return self._answers.report(found, limit_chars or self._limit_chars, self._hint)
 
 
 def _id_of(found: Job | Task) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openjobs import GitJobStore, JobRunner, TurnRequest, TurnResult, errors
+from openjobs import GitJobStore, JobRunner, SpawnRequest, TurnRequest, TurnResult, errors
 from openjobs.processes import ProcessSupervisor, TaskStatus
 from openjobs.tools import AgentTools
 from tests.support import eventually
@@ -259,3 +259,19 @@ def test_what_cannot_be_run_is_told(tools: AgentTools, host: Host, tmp_path: Pat
     assert tools.call("shell", {"command": "a\0b"}).is_error
     assert tools.call("shell", {"command": " "}).is_error
     assert host.processes.list("s1") == []
+
+
+def test_a_conversations_background_command_outlives_the_turn(host: Host) -> None:
+    """A host that runs the conversation's turns as foreground jobs: a server that is started in one is there in the
+    next; a command that the turn waits for ends with it all the same."""
+    host.work = lambda request, tools: background(tools, "sleep 60")["job_id"]
+    turn = host.runner.submit(SpawnRequest(prompt="x", parent_session_id="s1", foreground=True))
+    task_id = host.runner.await_job(turn.job_id, PATIENCE_S).result_text or ""
+    task = host.processes.get(task_id)
+    assert (task.status, task.job_id) == (TaskStatus.RUNNING, None)
+    host.work = lambda request, tools: tools.shell("sleep 60")
+    turn = host.runner.submit(SpawnRequest(prompt="x", parent_session_id="s1", foreground=True))
+    eventually(lambda: len(host.processes.list("s1")) == 2, PATIENCE_S)
+    host.runner.cancel(turn.job_id)
+    assert host.runner.await_job(turn.job_id, PATIENCE_S).result_text == "[cancelled]"
+    assert host.processes.get(task_id).status is TaskStatus.RUNNING

@@ -251,3 +251,30 @@ def test_a_turn_without_a_runner_has_no_tools(host: Host) -> None:
 
     with pytest.raises(errors.InvalidInput, match="run by no runner"):
         AgentTools.for_turn(attrs.evolve(seen[0], runner=None))
+
+
+def test_a_turn_of_the_conversation_is_no_nesting(host: Host, store: JobStore) -> None:
+    """A host may run the conversation's own turns as foreground jobs: they are told of what they start, and are no
+    level of depth."""
+    host.options = {"max_depth": 1}
+    texts: list[str] = []
+
+    def talk(request: TurnRequest, tools: AgentTools) -> str:
+        texts.append(tools.definitions("mcp")[0]["description"])
+        texts.append(tools.call("agent", {"prompt": "dig", "description": "d"}))
+        started = tools.agent("leaf", "l", run_in_background=True)
+        assert isinstance(started, dict)
+        return str(started["job_id"])
+
+    host.work["talk"] = talk
+    host.work["dig"] = lambda request, tools: str(tools.call("agent", {"prompt": "dig", "description": "d"}))
+    host.work["leaf"] = lambda request, tools: "found it"
+    job = host.runner.submit(SpawnRequest(prompt="talk", parent_session_id="s1", foreground=True))
+    leaf = host.runner.await_job(job.job_id, PATIENCE_S).result_text or ""
+    assert "You will be told" in texts[0]
+    assert texts[1].startswith("[error] agents are nested 1 deep here")
+    host.runner.await_job(leaf, PATIENCE_S)
+    host.work["hear"] = lambda request, tools: " / ".join(item.text for item in request.context)
+    turn = host.runner.submit(SpawnRequest(prompt="hear", parent_session_id="s1", foreground=True))
+    heard = host.runner.await_job(turn.job_id, PATIENCE_S).result_text or ""
+    assert f"job {leaf} completed" in heard
