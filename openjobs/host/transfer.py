@@ -57,6 +57,7 @@ from ..processes.client import run_directory
 from ..processes.runs import incomplete_runs, owner_of
 from ..processes.task import end_of, lost
 from ..repo import bundle
+from ..repo.packscan import PackRegion, index_pack
 from ..runlog.binding import LOG, SIDECAR
 from ..runlog.sidecar import look
 from ..runlog.state import STATE_MOST_BYTES
@@ -298,7 +299,7 @@ def _read_back(path: Path, name: str, region: Region) -> None:
         for _ in ArchiveReader(fd, name).members():
             pass
         start, size, wanted = region
-        entries, _ = bundle.index_pack(bundle.PackRegion(fd, start, size, BUNDLE))
+        entries, _ = index_pack(PackRegion(fd, start, size, BUNDLE))
     finally:
         os.close(fd)
     if not bundle.same_objects(entries, wanted):

@@ -7,19 +7,21 @@ have their checksums, index and work tree are copies of the newest commit, and n
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import Damaged, OpenJobsError
 from .draft import AUTHOR
-from .files import lstat, read_file
+from .files import lstat, open_file, read_file
 from .heal import Listing, list_files
 from .index import Index, entry_sha
 from .locks import is_ours
 from .objects import ObjectStore
 from .packdir import is_whole
 from .packs import BLOB, object_id
+from .packscan import PackRegion, scan_pack
 from .refs import read_branch, read_ref
 from .trees import DIRECTORY, SUBMODULE
 from .view import parse_commit
@@ -71,7 +73,7 @@ def _packs(objects: ObjectStore) -> Iterator[str]:
 
 def _history(objects: ObjectStore, commit: str) -> Iterator[str]:
     """Every object is read, and so hashed. A tree or blob that was seen is not read again."""
-    seen: set[bytes] = set()
+    seen = _whole_blobs(objects)
     queue = [commit]
     while queue:
         at = queue.pop()
@@ -89,6 +91,22 @@ def _history(objects: ObjectStore, commit: str) -> Iterator[str]:
             yield f"commit {at} is ours and has {len(found.parents)} parents"
         queue += found.parents
         yield from _tree(objects, found.tree, seen)
+
+
+def _whole_blobs(objects: ObjectStore) -> set[bytes]:
+    """Blobs that were found whole by reading packs from end to end: many times quicker than one after the other,
+    since each is a delta against the one before. What is not among them is read by itself."""
+    whole: set[bytes] = set()
+    for pack in objects.packs():
+        with contextlib.suppress(OSError, Damaged):
+            places = {sha: at for sha, at, _ in pack.entries()}
+            fd = open_file(pack.base + ".pack")
+            try:
+                region = PackRegion(fd, 0, os.fstat(fd).st_size, pack.base + ".pack")
+                whole.update(sha for kind, sha, at, _ in scan_pack(region) if kind == BLOB and places.get(sha) == at)
+            finally:
+                os.close(fd)
+    return whole
 
 
 def _tree(objects: ObjectStore, sha: bytes, seen: set[bytes]) -> Iterator[str]:

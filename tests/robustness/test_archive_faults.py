@@ -18,7 +18,7 @@ import pytest
 from openjobs import GitJobStore, errors
 from openjobs.durable import Disk
 from openjobs.host.transfer import export_session, import_session
-from openjobs.repo import bundle
+from openjobs.repo import bundle, packscan
 from openjobs.store.archive import ABOUT, BUNDLE, SUMS, ArchiveReader, header, sum_line
 from tests.support.disks import FaultyDisk
 from tests.support.homes import SESSION, fill
@@ -278,10 +278,10 @@ def test_bundles_of_somebody_else_are_refused(archive: Path, tmp_path: Path, cha
 def test_a_delta_that_would_fill_the_memory_is_not_applied() -> None:
     """Its instructions are added up first: 100 of them copy 16 MB each."""
     delta = b"\x05\xff\xff\xff\xff\x0f" + b"\xf0\xff\xff\xff" * 100
-    assert bundle.made_bytes(delta) == 100 * 0xFFFFFF
-    assert bundle.made_bytes(b"\x05\x05\x90\x05") == 5
-    assert bundle.made_bytes(b"\x05\x03\x03abc") == 3
-    assert bundle.made_bytes(b"\x80\x80\x04\x05\x80") == 0x10000
+    assert packscan.made_bytes(delta) == 100 * 0xFFFFFF
+    assert packscan.made_bytes(b"\x05\x05\x90\x05") == 5
+    assert packscan.made_bytes(b"\x05\x03\x03abc") == 3
+    assert packscan.made_bytes(b"\x80\x80\x04\x05\x80") == 0x10000
 
 
 def test_trees_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
