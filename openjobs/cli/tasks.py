@@ -135,9 +135,8 @@ def _seen_through(
     except (Interrupted, output.ReaderGone):
         _end(supervisor, task, "its terminal or its reader went away")
         raise
-    unkept = task.seen_bytes - task.stdout_bytes - task.stderr_bytes
-    if unkept and task.error:
-        output.note(f"{unkept:,} bytes of its output could only be passed on: they are not kept")
+    if spill.passed_bytes:
+        output.note(f"{spill.passed_bytes:,} bytes of its output could only be passed on: they are not kept")
     try:
         supervisor.client.consume(task)
     except OpenJobsError as error:
@@ -155,6 +154,7 @@ class _Spill:
         self._readers = {name: pipe[0] for name, pipe in pipes.items()}
         self.ends = (pipes["stdout"][1], pipes["stderr"][1])
         self._ends_open = True
+        self.passed_bytes = 0
         for fd in self._readers.values():
             os.set_blocking(fd, False)
 
@@ -177,6 +177,7 @@ class _Spill:
         if not data:
             os.close(self._readers.pop(name))
             return None
+        self.passed_bytes += len(data)
         return data
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -293,16 +295,38 @@ def test_cut_output_is_said_to_be_cut(cli: Cli) -> None:
 
 
 def test_a_thousand_runs_are_followed_to_their_last_byte(tmp_path: Path) -> None:
-    """Each ends without a newline; each follower has every byte and ends."""
-    for number in range(1000):
+    """Each ends without a newline, and is followed while it is written: every follower has every byte, and has ended
+    within a second of the completion."""
+
+    def follow(run: Path) -> tuple[bytes, float]:
+        data = b"".join(RunLogReader(run).follow())
+        return data, time.monotonic()
+
+    def one(number: int) -> tuple[Path, bytes]:
         run = tmp_path / str(number)
         run.mkdir(mode=0o700)
-        data = b"line\n" * (number % 7) + b"last %d" % number
-        with RunLogWriter(run, task_id="t", run_id="r", disk=Disk(durable=False)) as writer:
-            writer.accept("here")
-            writer.append_native(stdout=data)
-            writer.complete("completed")
-        assert b"".join(RunLogReader(run).follow()) == data
+        return run, b"line\n" * (number % 7) + b"last %d" % number
+
+    with ThreadPoolExecutor(20) as pool:
+        for first in range(0, 1000, 20):
+            with contextlib.ExitStack() as stack:
+                runs = [one(number) for number in range(first, first + 20)]
+                disk = Disk(durable=False)
+                writers = [
+                    stack.enter_context(RunLogWriter(run, task_id="t", run_id="r", disk=disk)) for run, _ in runs
+                ]
+                followers = [pool.submit(follow, run) for run, _ in runs]
+                for writer, (_, data) in zip(writers, runs, strict=True):
+                    writer.accept("here")
+                    writer.append_native(stdout=data)
+                completed = []
+                for writer in writers:
+                    writer.complete("completed")
+                    completed.append(time.monotonic())
+                for (_, data), follower, since in zip(runs, followers, completed, strict=True):
+                    got, ended = follower.result(BOUND_S)
+                    assert got == data
+                    assert ended - since < 1.0
 
 
 # --- gc ----------------------------------------------------------------------------------------------------
