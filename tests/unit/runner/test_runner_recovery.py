@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -137,15 +139,39 @@ def test_a_session_that_cannot_be_recovered_now_is_left_for_the_next_time(
 ) -> None:  # fmt: skip
     """A busy or damaged session is logged; the dead runner's folder stays until all is done."""
     left = job_of(store, dead, Queued())
-    apply = store.apply
-    monkeypatch.setattr(store, "apply", lambda *args: (_ for _ in ()).throw(errors.SessionBusy()))
+    apply = store.apply_later
+    monkeypatch.setattr(store, "apply_later", lambda *args: (_ for _ in ()).throw(errors.SessionBusy()))
     runner = make_runner()
     assert "could not be recovered" in caplog.text
     assert store.leases.dead() == [dead]
     assert runner.get(left.job_id).status is JobStatus.QUEUED
-    monkeypatch.setattr(store, "apply", apply)
+    monkeypatch.setattr(store, "apply_later", apply)
     assert [job.job_id for job in runner.recover()] == [left.job_id]
     assert store.leases.dead() == []
+
+
+@pytest.mark.timeout(20)
+def test_the_jobs_of_a_session_are_ended_together(
+    store: MockTaskStore, dead: str, make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ends of a session are handed in, in the order of the jobs' creation, before any is waited for: they share
+    a batch, so a start after a crash costs syncs by the session and not by the job."""
+    left = [job_of(store, dead, Queued()).job_id for _ in range(20)]
+    apply_later = store.apply_later
+    handed_in: list[tuple[str, Any, Future[Job]]] = []
+
+    def held_back(job_id: str, *events: Any) -> Future[Job]:
+        """Nothing is committed before everything is here; who waits for the first end waits for ever."""
+        handed_in.append((job_id, events, Future()))
+        if len(handed_in) == len(left):
+            for each, its, answer in handed_in:
+                answer.set_result(apply_later(each, *its).result())
+        return handed_in[-1][2]
+
+    monkeypatch.setattr(store, "apply_later", held_back)
+    make_runner()
+    assert [job_id for job_id, _, _ in handed_in] == left
+    assert {store.get(job_id).error for job_id in left} == {DIED}
 
 
 def test_a_session_that_is_gone_does_not_keep_recovery_busy(
