@@ -119,12 +119,14 @@ class Repository(Protocol):
         transactions: Sequence[Transaction],
         *,
         before_publish: Callable[[], None] | None = None,
+        durable: Callable[[list[Outcome]], None] | None = None,
         now: datetime | None = None,
     ) -> list[Outcome]:
         """Apply each transaction in order, as one commit each, and make all of them durable together.
 
-        Returning means durable. `before_publish` is called after all transactions were applied in
-        memory and before any commit can become visible; what it raises abandons the batch.
+        Returning means durable; `durable` is told so a little earlier, before the housekeeping.
+        `before_publish` is called after all transactions were applied in memory and before any commit
+        can become visible; what it raises abandons the batch.
 
         Raises `RepositoryBusy` (a lock is taken; it was only tried), `errors.StoreWriteFailed`
         (nothing became visible), `errors.OutcomeUnknown` (the batch may be visible, and durable),

@@ -202,12 +202,15 @@ class GitRepository:
         transactions: Sequence[Transaction],
         *,
         before_publish: Callable[[], None] | None = None,
+        durable: Callable[[list[Outcome]], None] | None = None,
         now: datetime | None = None,
     ) -> list[Outcome]:
         now = now or datetime.now(UTC)
         with self._flocked():
             with self._index_locked():
                 outcomes, draft = self._batch(transactions, before_publish, now)
+            if durable is not None:
+                durable(outcomes)
             if draft.subjects:
                 self._after(draft)
         return outcomes

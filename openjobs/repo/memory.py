@@ -75,9 +75,17 @@ class MemoryRepository:
         transactions: Sequence[Transaction],
         *,
         before_publish: Callable[[], None] | None = None,
+        durable: Callable[[list[Outcome]], None] | None = None,
         now: datetime | None = None,
     ) -> list[Outcome]:
-        now = now or datetime.now(UTC)
+        outcomes = self._apply(transactions, before_publish, now or datetime.now(UTC))
+        if durable is not None:
+            durable(outcomes)
+        return outcomes
+
+    def _apply(
+        self, transactions: Sequence[Transaction], before_publish: Callable[[], None] | None, now: datetime
+    ) -> list[Outcome]:
         with self._lock:
             made: dict[str, _Commit] = {}
             head = self._head

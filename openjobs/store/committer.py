@@ -291,7 +291,7 @@ class Committer:
                 # A fresh write with its own barrier: a descriptor whose sync failed is never synced again.
                 repository.republish()
                 lane.outcome_unknown = False
-            outcomes = self._transact(session_id, repository, [self._sessions.preface(session_id), *batch])[1:]
+            self._transact(session_id, lane, repository, batch, started)
         except RepositoryBusy:
             self._put_back(lane, batch, _BUSY_PAUSES_S)
         except OutcomeUnknown as error:
@@ -306,17 +306,15 @@ class Committer:
             if not isinstance(error, Exception):
                 raise
         else:
-            now = self._clock.monotonic()
-            lane.rest(now, now - started, len(batch), self._gap_s)
-            for op, outcome in zip(batch, outcomes, strict=True):
-                if op.collect and outcome.error is None:
-                    lane.upkeep.append(_Upkeep(op, repository.maintenance(), now + MAINTAIN_WAIT_S))
-                else:
-                    _settle(op, outcome)
+            # The repository's housekeeping came after the answers; others get in after it.
+            lane.not_before = max(lane.not_before, self._clock.monotonic() + self._gap_s)
 
-    def _transact(self, session_id: str, repository: Repository, batch: list[Operation]) -> list[Outcome]:
+    def _transact(
+        self, session_id: str, lane: _Lane, repository: Repository, answered: list[Operation], started: float
+    ) -> None:
         """One batch. Each event learns its commit before the next one decides: inside a batch the
         next view's commit is the commit of the event before it."""
+        batch = [self._sessions.preface(session_id), *answered]
         before: str | None = None
 
         def step(number: int) -> Callable[[View], Change | None]:
@@ -338,21 +336,28 @@ class Committer:
                     raise
                 raise StoreWriteFailed(f"the home's index could not be written: {error}; nothing changed") from error
 
+        def durable(outcomes: list[Outcome]) -> None:
+            made = [
+                (op, outcome.commit_id)
+                for op, outcome in zip(batch, outcomes, strict=True)
+                if outcome.commit_id is not None and outcome.error is None
+            ]
+            for op, commit_id in made:
+                _tell(op, commit_id)
+            of_jobs = [(op.job_id, commit_id) for op, commit_id in made if op.job_id is not None]
+            self._sessions.committed(session_id, before, made[-1][1] if made else before, of_jobs)
+            now = self._clock.monotonic()
+            lane.rest(now, now - started, len(answered), self._gap_s)
+            for op, outcome in zip(batch, outcomes, strict=True):
+                if op.collect and outcome.error is None:
+                    lane.upkeep.append(_Upkeep(op, repository.maintenance(), now + MAINTAIN_WAIT_S))
+                else:
+                    _settle(op, outcome)
+
         has_entries = any(op.entry is not None for op in batch)
-        outcomes = repository.transact(
-            [step(n) for n in range(len(batch))], before_publish=publish if has_entries else None
+        repository.transact(
+            [step(n) for n in range(len(batch))], before_publish=publish if has_entries else None, durable=durable
         )
-        for op, outcome in zip(batch, outcomes, strict=True):
-            if outcome.commit_id is not None and outcome.error is None:
-                _tell(op, outcome.commit_id)
-        made = [outcome.commit_id for outcome in outcomes if outcome.commit_id is not None and outcome.error is None]
-        of_jobs = [
-            (op.job_id, outcome.commit_id)
-            for op, outcome in zip(batch, outcomes, strict=True)
-            if op.job_id is not None and outcome.commit_id is not None and outcome.error is None
-        ]
-        self._sessions.committed(session_id, before, made[-1] if made else before, of_jobs)
-        return outcomes
 
     def _step(self, lane: _Lane) -> None:
         """One step of the lane's first upkeep. What was committed stands whether or not it succeeds."""
@@ -445,5 +450,5 @@ def _settle(op: Operation, outcome: Outcome) -> None:
 
 
 def _fail(op: Operation, error: Exception) -> None:
-    if op.future.set_running_or_notify_cancel():
+    if not op.future.done() and op.future.set_running_or_notify_cancel():
         op.future.set_exception(error)
