@@ -64,14 +64,21 @@ def context_of(
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
         raise InvalidInput(f"a budget is a number of characters, 0 or more, not {budget!r}")
     nodes = list(reversed(list(chain(documents, head_id))))
-    beside = cards_beside(documents, {node.id for node in nodes})
+    chained = {node.id for node in nodes}
+    beside = cards_beside(documents, chained)
     items = [
         item
         for node in nodes
-        for each in (node, *beside.get(node.id, ()))
+        for each in (node, *(card for card in beside.get(node.id, ()) if not _is_on(card, chained)))
         for item in _items(documents, each, expand_branches, open_session)
     ]
     return items if budget is None else _within(items, budget)
+
+
+def _is_on(card: Node, chained: set[str]) -> bool:
+    """Whether the job that a card stands for ended on this very branch, so that its messages are seen anyway: a
+    foreground turn of the conversation, or a branch that was checked out."""
+    return card.extra.get("attach", {}).get("head_id") in chained
 
 
 def _items(

@@ -452,6 +452,9 @@ class AgentTools:
         key = self._key()
         try:
             return start(key)
+        except ParentFinished:
+            self._enter()  # it was asked to stop in between
+            raise
         except IdempotencyConflict:
             return start(f"{key}#{hashlib.sha256(command.encode()).hexdigest()[:16]}")
 

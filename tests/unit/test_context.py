@@ -121,3 +121,13 @@ def test_cards_are_found_over_many_segments(store: JobStore, session: Session) -
     texts = [i.text for i in session.context()]
     assert texts[:3] == ["m0", "result", "m1"]
     assert [n.function for n in session.branch_with_cards(first.id)] == [None, "attach"]
+
+
+def test_a_turn_that_is_on_the_branch_is_not_seen_twice(store: JobStore, session: Session) -> None:
+    """A foreground turn, or a job's branch that was checked out: its own messages, and not its card, too."""
+    session.append("user", "hello")
+    fork = session.append("assistant", "hi")
+    ended(store, "beside", Completed(event_id="e1", result_text="result"))
+    job = ended(store, "go on", Completed(event_id="e2", result_text="went on"))
+    assert [i.text for i in session.context(fork.id)] == ["hello", "hi", "result", "went on"]
+    assert [i.text for i in session.context(job.head_id)] == ["hello", "hi", "result", "go on", "went on"]
