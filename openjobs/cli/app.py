@@ -36,6 +36,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "logs": ("logs", "Print what a command wrote: of a job, a background command, or a run."),
         "wait": ("control", "Wait until jobs have ended."),
         "history": ("reading", "Show the commits of one job or session."),
+        "events": ("events", "Show when jobs and background commands were registered and settled, oldest first."),
         "sessions": ("reading", "List sessions, the one used last first."),
     },
     "Look after": {
