@@ -203,12 +203,19 @@ class App:
         headers = headers_of(scope)
         send = self._guarded(scope, headers, send)
         try:
+            if not self._strip(scope) and scope["type"] == "http":
+                await _to_the_slash(scope, send)  # addresses in the panel are relative
+                return
             await self._admit(scope, headers)
         except Refusal as refusal:
             self.refused += 1
             await refuse(scope, receive, send, refusal)
             return
-        await self._routes()(scope, receive, send)
+        try:
+            await self._routes()(scope, receive, send)
+        except Exception:
+            log.exception("%s failed", scope["path"])
+            raise
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -224,8 +231,8 @@ class App:
                 return
 
     async def _admit(self, scope: Scope, headers: dict[str, list[str]]) -> None:
-        """Raises `Refusal`. On the way the prefix goes into the root path, and who it is into the state."""
-        path = self._strip(scope)
+        """Raises `Refusal`. Who it is goes into the state."""
+        path: str = scope["path"][len(scope["root_path"]) :]
         is_socket = scope["type"] == "websocket"
         method = "WEBSOCKET" if is_socket else scope["method"]
         files = method in ("GET", "HEAD") and _OPEN_FILE.match(path) is not None
@@ -244,7 +251,7 @@ class App:
         scope["state"] = {**scope["state"], "admitted": admitted}
 
     def _strip(self, scope: Scope) -> str:
-        """The path below the app, with a slash in front. Raises `Refusal` for one that is not below it."""
+        """The path below the app; the rest goes into the root path. Raises `Refusal` for one that is not below it."""
         path: str = scope["path"]
         root: str = scope.get("root_path", "")
         if root and (path == root or path.startswith(root + "/")):
@@ -256,7 +263,7 @@ class App:
             root += self.prefix
         scope["root_path"] = root
         scope["path"] = root + path
-        return path or "/"
+        return path
 
     def _guarded(self, scope: Scope, headers: dict[str, list[str]], send: Send) -> Send:
         """Puts what every answer must have in front of what it has."""
@@ -291,6 +298,15 @@ class App:
 
             self._router = router(self)
         return self._router
+
+
+async def _to_the_slash(scope: Scope, send: Send) -> None:
+    location = (scope["path"] + "/").encode("utf-8", "replace")
+    if location.startswith(b"//"):
+        raise Refusal(404, "not_found", "there is nothing at that address")
+    headers = [(b"location", location), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 307, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, refusal: Refusal) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.websockets import WebSocket
 
@@ -369,8 +369,6 @@ class Routes:
     # --- the panel's files ---
 
     async def index(self, request: Request) -> Response:
-        if not request.scope["path"].endswith("/"):
-            return RedirectResponse(request.scope["path"] + "/", 307)  # addresses in the page are relative
         page = self._app.static / "index.html"
         if not page.is_file():
             return Response(_NO_PANEL, media_type="text/html; charset=utf-8")

@@ -54,7 +54,8 @@ class Serving:
         config = uvicorn.Config(
             app,
             log_config=None,
-            log_level="warning",
+            # What fails is logged by the app. Here each client that is turned away would be an error.
+            log_level="critical",
             access_log=False,
             lifespan="off",
             http="h11",

@@ -93,6 +93,8 @@ class Connection:
             self._app.connections.discard(self)
             self._ended = True
             await self._cancel_all()
+            if self._closer is not None:
+                await self._closer
 
     async def _cancel_all(self) -> None:
         tasks = [task for task in (*self._answers, self._sender) if task is not None]
