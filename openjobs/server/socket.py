@@ -168,6 +168,7 @@ class Connection:
                 await self._send_error(action, request_id, "rate_limited", busy)
                 return
             self._begin(self._answer(action, request_id, fields))
+            await asyncio.sleep(0)  # what needs no thread is answered before the next frame is read
         except OpenJobsError as error:
             await self._send_failure(action, request_id, error)
 
