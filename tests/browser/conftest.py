@@ -121,8 +121,8 @@ class Pages:
         dialog.dismiss()
 
     def close(self) -> None:
-        for context in self._contexts:
-            context.close()
+        while self._contexts:
+            self._contexts.pop().close()
 
 
 @pytest.fixture

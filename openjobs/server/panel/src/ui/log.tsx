@@ -7,7 +7,7 @@ import { cutOff, found, LogText, type LogLine } from '../pure/logtext';
 import { address, Failure, getBytes, part, said } from '../wire/api';
 import { Arrow, Close, Download, Search } from './icons';
 
-const TAIL = 256 * 1024;
+const TAIL = 128 * 1024;
 const CHUNK = 200;
 
 interface LogState {
@@ -47,25 +47,25 @@ function useLog(id: string, over: boolean) {
         }
         soon({ phase: 'live', size: text.end });
       });
-      source.addEventListener('waiting', () => show({ phase: 'waiting' }));
+      source.addEventListener('waiting', () => soon({ phase: 'waiting' }));
       source.addEventListener('end', (event) => {
         const data = JSON.parse(event.data) as { size: number; outcome: string | null };
         done();
-        show({ phase: 'ended', outcome: data.outcome ?? '', size: data.size });
+        soon({ phase: 'ended', outcome: data.outcome ?? '', size: data.size });
       });
       source.addEventListener('failed', (event) => {
         done();
-        show({ phase: 'failed', outcome: (JSON.parse(event.data) as { message: string }).message });
+        soon({ phase: 'failed', outcome: (JSON.parse(event.data) as { message: string }).message });
       });
       source.onerror = () => {
         if (source?.readyState !== 2) return; // it tries again by itself
         done();
-        show({ phase: 'broken' });
+        soon({ phase: 'broken' });
         timer = setTimeout(follow, 3000);
       };
     };
 
-    // Many small pieces are drawn together.
+    // Many small pieces are drawn together; what came last holds.
     let drawing = false;
     let last: Partial<LogState> = {};
     const soon = (more: Partial<LogState>) => {

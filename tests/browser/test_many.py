@@ -1,0 +1,70 @@
+"""Ten thousand jobs: first paint, scrolling, search. The figures are printed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from .conftest import Pages, row
+from .servers import Server, led
+
+MANY = 10_000
+
+
+@pytest.fixture(scope="module")
+def full_server() -> Iterator[Server]:
+    with (
+        tempfile.TemporaryDirectory(prefix="oj-b-", dir="/tmp") as name,
+        led(Path(name) / "home", many=MANY) as server,
+    ):
+        yield server
+
+
+def test_ten_thousand_jobs_are_painted_scrolled_and_searched(full_server: Server, pages: Pages) -> None:
+    """The first rows come before all are read; the table has a window's worth of rows; the oldest job is found."""
+    page = pages.open(full_server)
+    page.wait_for_selector(".list tbody tr:not(.pad)")
+    paint = page.evaluate(
+        """async () => {
+          const first = performance.getEntriesByName('first-contentful-paint')[0]?.startTime;
+          return [Math.round(first), Math.round(performance.now())];
+        }"""
+    )
+    print(
+        f"\n{MANY:,} jobs: first paint after {paint[0]} ms, rows there at most {paint[1]} ms after the navigation began"
+    )
+    page.wait_for_function(
+        f"document.querySelector('table').getAttribute('aria-rowcount') === '{MANY + 1}'", timeout=60_000
+    )
+    assert page.locator(".list tbody tr").count() < 80
+    frames = page.evaluate(
+        """() => new Promise(done => {
+          const list = document.querySelector('.list');
+          const times = [];
+          let last = performance.now();
+          const step = () => {
+            const now = performance.now();
+            times.push(now - last);
+            last = now;
+            list.scrollTop += 900;
+            if (times.length < 120) requestAnimationFrame(step); else done(times.slice(1).sort((a, b) => a - b));
+          };
+          requestAnimationFrame(step);
+        })"""
+    )
+    print(f"scrolling: a frame takes {frames[len(frames) // 2]:.0f} ms (median), {frames[-3]:.0f} ms (98 of 100)")
+    page.evaluate("() => { const e = document.querySelector('.list'); e.scrollTop = e.scrollHeight }")
+    expect(row(page, "Job number 0")).to_be_visible()
+    page.get_by_label("Search in subject").fill("number 4321")
+    expect(page.locator(".list tbody tr:not(.pad)")).to_have_count(1)
+    page.get_by_label("Search in subject").fill("")
+    live = full_server.spawn("a new one on top", "x")
+    expect(page.locator(".list")).to_be_visible()
+    page.evaluate("() => { document.querySelector('.list').scrollTop = 0 }")
+    expect(row(page, "a new one on top").locator(".mark")).to_have_text("completed")
+    full_server.until(live)
+    assert frames[len(frames) // 2] < 200
