@@ -112,6 +112,15 @@ class Profiles:
             registered = set(self._registered)
         return sorted(registered | set(builtin.NAMES) | set(builtin.AGENTS) | set(self._current()))
 
+    def set_up(self) -> list[str]:
+        """The names that the host program registered or the file has: those that somebody meant to be used here.
+
+        Raises `InvalidConfiguration` for a broken file.
+        """
+        with self._lock:
+            registered = set(self._registered)
+        return sorted(registered | set(self._current()))
+
     def _keeper_template(self) -> Template:
         from ..processes.template import Template
 

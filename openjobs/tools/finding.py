@@ -23,6 +23,8 @@ Rows = list[dict[str, Any]]
 
 #: how many of the jobs there are an answer to a wrong id names
 _NAMED = 10
+#: a list stays readable with ten thousand queued jobs
+_UNFINISHED = 100
 
 
 class Finder:
@@ -52,13 +54,14 @@ class Finder:
         raise UnknownJob(f"there is no job {given!r} here; {there}", candidates=[row["job_id"] for row in rows])
 
     def rows(self, ended: int, own: Collection[str] = ()) -> Rows:
-        """All that has not ended and the newest `ended` of the rest, newest first; `own` as in `shown`."""
-        jobs = self._runner.visible(self._session_id, UNFINISHED, limit=None)
+        """What has not ended (the newest hundred of it) and the newest `ended` of the rest, newest first; `own` as in
+        `shown`. Jobs and commands count apart."""
+        jobs = self._runner.visible(self._session_id, UNFINISHED, limit=_UNFINISHED)
         jobs += self._runner.visible(self._session_id, TERMINAL, limit=ended)
         found: list[Job | Task] = list({job.job_id: job for job in jobs}.values())
         if self._processes is not None:
             tasks = self._processes.list(self._session_id)
-            found += [task for task in tasks if not task.terminal]
+            found += list(islice((task for task in tasks if not task.terminal), _UNFINISHED))
             found += list(islice((task for task in tasks if task.terminal), ended))
         return self.shown(sorted(found, key=lambda each: each.created_at, reverse=True), own)
 

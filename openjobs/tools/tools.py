@@ -55,8 +55,6 @@ LISTED = 20
 _STOP_S = 35.0
 _SHELL_TIMEOUT_MS = 120_000
 _KEY_LIMIT_CHARS = 480
-#: the built-in profile that runs its prompt as a command; a model may only use it where the host says so
-_RUNS_COMMANDS = "shell"
 
 STOPPED = "its caller was stopped"
 _NOT_TOLD = "Read it with job_output before you end."
@@ -93,8 +91,9 @@ class AgentTools:
     ) -> None:
         """`caller_msg_id` is the message that makes the calls; where the session has it, cards hang there.
 
-        `agents` are the ids a model may name; None: all that the runner has, without `shell`, whose prompts are
-        commands. `cwd` and `env` are those of the jobs and commands. Raises `UnknownSession`.
+        `agents` are the ids a model may name; None: those that the runner's profiles were given, without the built-in
+        ones (`shell` runs its prompt), or any, where a `sync_fn` runs every job. `cwd` and `env` are those of the
+        jobs and commands. Raises `UnknownSession`.
         """
         self.session_id = runner.store.session(session_id).session_id
         self.plan_mode = plan_mode
@@ -199,7 +198,7 @@ class AgentTools:
     def list_jobs(self) -> list[dict[str, Any]]:
         """List this conversation's background jobs and commands: id, kind, how each stands, what it is.
 
-        All that have not ended, and the newest of the others, newest first.
+        The newest 100 that have not ended, and the newest 20 of the others; newest first.
 
         For the host: rows with `job_id`, `kind` ("agent" or "shell"), `status`, `subject`, `created_at`, `state`.
         """
@@ -404,9 +403,9 @@ class AgentTools:
 
     def _spawn(self, prompt: str, description: str, agent_id: str | None, context: str | None, *, notify: bool) -> Job:
         self._refuse_too_deep()
-        if agent_id is not None:
-            self._refuse_agent(agent_id)
         usual = self._turn.agent_id if self._turn is not None else "main"
+        if agent_id and agent_id != usual:
+            self._refuse_agent(agent_id)
         request = SpawnRequest(
             prompt=prompt,
             description=description,
@@ -456,7 +455,7 @@ class AgentTools:
             self._enter()  # it was asked to stop in between
             raise
         except IdempotencyConflict:
-            return start(f"{key}#{hashlib.sha256(command.encode()).hexdigest()[:16]}")
+            return start(f"{key}#{hashlib.sha256(command.encode(errors='replace')).hexdigest()[:16]}")
 
     def _key(self) -> str | None:
         """What makes a call that is made again the same call. Only a message can say that it is not another one."""
@@ -500,18 +499,20 @@ class AgentTools:
             job = self._runner.get(job.parent_job_id) if job.parent_job_id is not None else None
 
     def _refuse_agent(self, agent_id: str) -> None:
-        allowed = agent_id in self._agents if self._agents is not None else agent_id != _RUNS_COMMANDS
-        if not allowed:
+        names = self._agent_names()
+        if names is not None and agent_id not in names:
             raise self._unknown_agent(agent_id)
 
     def _unknown_agent(self, agent_id: str) -> UnknownAgent:
-        names = list(self._agents) if self._agents is not None else self._known_agents()
+        names = list(self._agent_names() or ())
         there = f"there are {', '.join(names)}" if names else "leave agent_id out for the usual one"
         return UnknownAgent(f"there is no agent {agent_id!r}; {there}", agent_id=agent_id, candidates=names)
 
-    def _known_agents(self) -> list[str]:
-        found = getattr(self._runner.profiles, "names", None)
-        return [name for name in found() if name != _RUNS_COMMANDS] if found is not None else []
+    def _agent_names(self) -> Sequence[str] | None:
+        """What a model may name; None: anything."""
+        if self._agents is not None or self._runner.sync_fn is not None:
+            return self._agents
+        return getattr(self._runner.profiles, "set_up", list)()
 
     # --- answers -------------------------------------------------------------------------------------------
 

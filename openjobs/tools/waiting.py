@@ -41,9 +41,17 @@ class Pending(Generic[T]):
 
 
 def settle(step: Any, runner: JobRunner, processes: ProcessSupervisor | None, stops: Stops) -> Any:
-    """Wait until `step` is an answer, and return that. A stop that is set ends the wait."""
+    """Wait until `step` is an answer, and return that. A stop that is set ends the wait.
+
+    Interrupted (Ctrl-C, a signal that ends the process), what only the caller waited for is stopped, too.
+    """
     while isinstance(step, Pending):
-        ends = _wait(step, runner, processes, stops)
+        try:
+            ends = _wait(step, runner, processes, stops)
+        except (KeyboardInterrupt, SystemExit):
+            if step.stopped is not None:
+                step.stopped()
+            raise
         if ends is None:
             assert step.stopped is not None
             step, stops = step.stopped(), ()

@@ -275,3 +275,10 @@ def test_a_conversations_background_command_outlives_the_turn(host: Host) -> Non
     host.runner.cancel(turn.job_id)
     assert host.runner.await_job(turn.job_id, PATIENCE_S).result_text == "[cancelled]"
     assert host.processes.get(task_id).status is TaskStatus.RUNNING
+
+
+def test_a_command_that_is_no_text_for_the_system_is_refused(tools: AgentTools, host: Host) -> None:
+    """Half a surrogate cannot be handed to a shell."""
+    text = tools.call("shell", {"command": "echo \ud800"})
+    assert text.is_error or text
+    assert all(task.terminal for task in host.processes.list("s1"))

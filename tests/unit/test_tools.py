@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -503,12 +504,13 @@ def test_an_unknown_agent_is_answered_with_those_there_are(store: JobStore, turn
 
 
 def test_a_model_cannot_name_the_profile_that_runs_commands(store: JobStore, turns: Turns) -> None:
-    """R10: a prompt becomes a command only where the host lists `shell` itself."""
+    """R10: a prompt becomes a command, or the argument of a program, only where the host lists the profile itself."""
     profiles = Profiles()
+    profiles.register("main", turns)
     with profiles, JobRunner(store, 1, profiles=profiles) as runner:
-        text = AgentTools(runner, "s1").call("agent", {**ASK, "agent_id": "shell"})
-        assert text.is_error
-        assert "shell" not in text.partition(";")[2]
+        for name in ("shell", "claude", "codex"):
+            text = AgentTools(runner, "s1").call("agent", {**ASK, "agent_id": name})
+            assert text == f"[error] there is no agent '{name}'; there are main"
         assert store.list("s1") == []
         tools = AgentTools(runner, "s1", agents=["shell"])
         assert tools.call("agent", {"prompt": "echo hi", "description": "x", "agent_id": "shell"}) == "hi"
@@ -651,3 +653,44 @@ def test_a_look_at_a_running_job_does_not_use_up_its_notice(tools: AgentTools, r
     turns["x"].finish.set()
     runner.await_job(job_id)
     assert [notice.id for notice in runner.notices.pending("s1")] == [job_id]
+
+
+# --- the edges -------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_stops_the_job_that_the_caller_waits_for(tools: AgentTools, turns: Turns, runner: JobRunner) -> None:
+    """An interrupted call leaves no job behind that nobody would read."""
+
+    def interrupt() -> None:
+        live = runner._roster.jobs[turns["x"].until_started().job_id]
+        eventually(lambda: live.waiters)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        tools.agent("x", "x")
+    interrupter.join()
+    (job,) = runner.list("s1")
+    assert runner.await_job(job.job_id).status is JobStatus.CANCELLED
+
+
+def test_a_list_stays_readable_with_very_many_jobs(store: JobStore) -> None:
+    """The newest hundred of those that wait, and the answer to a wrong id names ten."""
+    turns = Turns()
+    with JobRunner(store, 1, turns) as runner:
+        tools = AgentTools(runner, "s1")
+        for n in range(150):
+            runner.submit_later(SpawnRequest(prompt=f"t{n}", parent_session_id="s1"))
+        eventually(lambda: runner.stats().queued == 149)
+        assert len(tools.list_jobs()) == 100
+        assert len(tools.call("job_output", {"job_id": "f" * 36}).splitlines()) == 11
+        runner.cancel_session("s1")
+
+
+@pytest.mark.parametrize("prompt", ["\ud800", "a" * 300_000, "\0", "\x1b[2J"])
+def test_any_text_may_be_a_prompt(tools: AgentTools, turns: Turns, prompt: str) -> None:
+    """What cannot be stored is refused with a text; anything else arrives as it is."""
+    turns.finish_at_once = True
+    text = tools.call("agent", {"prompt": prompt, "description": prompt})
+    assert ("not valid Unicode" in text) if prompt == "\ud800" else (not text.is_error)
