@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import Closed, InvalidTransition, OpenJobsError, UnknownJob, UnknownTask
+from ..errors import Closed, InvalidTransition, OpenJobsError, UnknownJob
 from ..ids import check_session_id, short
 from ..jobs import Job, NoticeStage
 from ..session import Documents, Node
@@ -133,7 +133,9 @@ class Notices:
             notice = next((each for each in self._everything() if each.event_id == event_id), None)
         if notice is None:
             return False
-        return self._consume_job(notice.id) if notice.kind == "job" else self._consume_task(notice.id)
+        if notice.kind == "job":
+            return self._consume_job(notice.id)
+        return self._consume_task(notice.session_id, notice.id)
 
     def consume(self, job_or_task_id: str) -> bool:
         """Somebody has read the result by its id: its end needs no notice any more, or the notice was seen.
@@ -146,7 +148,8 @@ class Notices:
         except UnknownJob:
             if self._store.home is None:
                 raise
-        return self._consume_task(job_or_task_id)
+        entry = self._client().find(job_or_task_id)
+        return self._consume_task(entry.session_id, entry.job_id)
 
     # --- delivering --------------------------------------------------------------------------------
 
@@ -422,15 +425,11 @@ class Notices:
         self._forget(job_id)
         return bool(changed)
 
-    def _consume_task(self, task_id: str) -> bool:
+    def _consume_task(self, session_id: str, task_id: str) -> bool:
         from ..processes.task import Fact
 
-        if self._store.home is None:
-            raise UnknownTask(f"there is no task {task_id!r}")
-        client = self._client()
-        entry = client.find(task_id)
-        journal = client.journal(entry.session_id)
-        task = journal.get(entry.job_id)
+        journal = self._client().journal(session_id)
+        task = journal.get(task_id)
         if not task.terminal or task.event_id is None or task.consumed:
             return False
         try:
