@@ -41,7 +41,7 @@ KEEP_EVENTS = 10_000
 #: how often other processes' changes are looked for; at least this, more seldom where a look costs much
 LOOK_EVERY_S = 0.3
 #: how long a change may take to be told, so that many are told at once
-GATHER_S = 0.01
+GATHER_S = 0.005
 PROGRESS_EVERY_S = 0.1
 PROGRESS_LIMIT_BYTES = 16 << 10
 #: of one delivery
