@@ -92,8 +92,8 @@ def perform(context: Context, action: Any, fields: Fields) -> dict[str, Any]:
 
 _SPAWN = ("session_id", "prompt", "description", "agent_id", "context", "wait")
 _SPAWN_MORE = (
-    *("job_id", "parent_job_id", "parent_msg_id", "caller_session_id", "origin_tool_call_id", "cwd", "env"),
-    *("timeout_s", "metadata", "foreground", "create_session", "waiting_job_id"),
+    *("job_id", "parent_job_id", "parent_msg_id", "caller_session_id", "caller_msg_id", "cwd", "env"),
+    *("origin_tool_call_id", "timeout_s", "metadata", "foreground", "notify", "create_session", "waiting_job_id"),
 )
 
 
@@ -112,6 +112,7 @@ def spawn_job(context: Context, fields: Fields) -> dict[str, Any]:
         parent_msg_id=read.checked("parent_msg_id", check_node_id),
         parent_job_id=read.checked("parent_job_id", check_job_id),
         caller_session_id=read.checked("caller_session_id", check_session_id),
+        caller_msg_id=read.checked("caller_msg_id", check_node_id),
         origin_tool_call_id=read.optional_text("origin_tool_call_id"),
         job_id=read.checked("job_id", check_job_id),
         cwd=read.raw_text("cwd"),
@@ -119,6 +120,7 @@ def spawn_job(context: Context, fields: Fields) -> dict[str, Any]:
         timeout_s=read.seconds("timeout_s"),
         metadata=read.table("metadata"),
         foreground=read.flag("foreground"),
+        notify=read.flag("notify"),
     )
     wait = read.flag("wait")
     waiting_job_id = read.checked("waiting_job_id", check_job_id)
