@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -18,7 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.benchmarks.children import environment
 
 _RSS = """
 import gc, resource
@@ -55,9 +57,9 @@ _QUEUED = (
 import json, sys, threading, time
 from openjobs import GitJobStore, JobRunner, SpawnRequest, TurnResult
 home, count = sys.argv[1], int(sys.argv[2])
-over = threading.Event()
+free = threading.Event()
 def fn(request, cancel):
-    over.wait()
+    free.wait()
     return TurnResult(final_text="done")
 store = GitJobStore(home, durability="relaxed")
 store.create_session("s")
@@ -67,20 +69,23 @@ def fill(count):
     for _ in range(count // 100):
         for each in [runner.submit_later(SpawnRequest(parent_session_id="s", prompt=prompt)) for _ in range(100)]:
             each.result()
-fill(1000)  # caches have their size
-before = rss()
+def drain():
+    free.set()
+    while runner.stats().unfinished:
+        time.sleep(0.02)
+    free.clear()
+    return rss()
+free.set()
+fill(3000)
+full = drain()  # what is kept of finished jobs has its size
 fill(count)
 queued = rss()
-over.set()
-while runner.stats().unfinished:
-    time.sleep(0.05)
-left = rss()
-print(json.dumps({"queued": (queued - before) / count * 1000, "done": (left - before) / count * 1000}))
+left = drain()
+print(json.dumps({"full": full, "queued": (queued - full) / count * 1000, "done": (left - full) / count * 1000}))
 runner.shutdown()
 store.close()
 """
 )
-
 
 _VERSION = """
 import contextlib, io, sys
@@ -92,15 +97,16 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
 
 
 def child(code: str, *arguments: str) -> dict[str, Any]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    out = subprocess.run([sys.executable, "-c", code, *arguments], env=env, stdout=subprocess.PIPE, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment(), stdout=subprocess.PIPE, check=True
+    )
     found: dict[str, Any] = json.loads(out.stdout)
     return found
 
 
 def seconds(code: str) -> float:
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
     return time.perf_counter() - began
 
 
@@ -111,6 +117,8 @@ def imports(rounds: int) -> dict[str, float]:
         "JobRunner and GitJobStore": "from openjobs import JobRunner, GitJobStore",
         "openjobs --version": _VERSION,
     }
+    for code in codes.values():
+        seconds(code)  # compiles what it imports
     pairs: dict[str, list[float]] = {name: [] for name in codes}
     for _ in range(rounds):
         bare = seconds("pass")
@@ -120,7 +128,8 @@ def imports(rounds: int) -> dict[str, float]:
 
 
 def run(base: Path, quick: bool = False) -> dict[str, Any]:
-    rounds, queued = (3, 1_000) if quick else (9, 10_000)
+    """Time to import, memory at rest, memory of queued jobs."""
+    rounds, queued = (3, 1_000) if quick else (9, 5_000)
     rest = [child(_AT_REST, str(base / f"rest-{n}")) for n in range(3)]
     many = [child(_QUEUED, str(base / f"queued-{n}"), str(queued)) for n in range(1 if quick else 3)]
     return {
@@ -132,6 +141,7 @@ def run(base: Path, quick: bool = False) -> dict[str, Any]:
         },
         "threads": rest[0]["threads"],
         "mb_per_1000_queued": round(statistics.median(each["queued"] for each in many) / 2**20, 2),
+        "resident_mb_after_3000_jobs": round(statistics.median(each["full"] for each in many) / 2**20, 1),
         "mb_left_per_1000_done": round(statistics.median(each["done"] for each in many) / 2**20, 2),
     }
 

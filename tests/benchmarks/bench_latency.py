@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -27,8 +26,8 @@ if __package__ in (None, ""):
 from openjobs import GitJobStore, JobRunner, SpawnRequest, TurnRequest, TurnResult
 from openjobs.agents import Profiles
 from openjobs.processes import ProcessSupervisor
+from tests.benchmarks.children import environment
 
-ROOT = Path(__file__).resolve().parents[2]
 SESSION = "bench"
 
 #: says when it ends, and ends
@@ -127,7 +126,7 @@ def cancels_from_outside(home: Path, times: int) -> dict[str, Any]:
         patient(home) as (runner, seen, told),
         subprocess.Popen(
             [sys.executable, "-c", _CANCEL, str(home)],
-            env=env(),
+            env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -187,7 +186,7 @@ def lines(home: Path, times: int) -> dict[str, Any]:
             task = supervisor.start(SESSION, [sys.executable, "-ISc", _LINES, str(times + 60)])
             follower = subprocess.Popen(
                 [sys.executable, "-m", "openjobs", "logs", "-f", task.task_id, "--home", str(home)],
-                env=env(),
+                env=environment(),
                 stdout=subprocess.PIPE,
             )
             assert follower.stdout is not None
@@ -197,10 +196,6 @@ def lines(home: Path, times: int) -> dict[str, Any]:
     if len(found) != times + 60:
         raise AssertionError(f"{len(found)} of {times + 60} lines were shown")
     return spread(found[60:])  # the follower starts a little later than the command
-
-
-def env() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 PARTS = {
@@ -214,6 +209,7 @@ PARTS = {
 
 
 def run(base: Path, quick: bool = False) -> dict[str, Any]:
+    """From a call to what it brings about: medians and the 99th of a hundred."""
     result = {}
     for number, (name, (part, times)) in enumerate(PARTS.items()):
         result[name] = part(base / f"latency-{number}", times // 5 if quick else times)

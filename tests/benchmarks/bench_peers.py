@@ -26,6 +26,7 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.benchmarks.children import ROOT, environment
 from tests.benchmarks.peers.peer import RESULT, Peer
 
 SUBMITTERS = (1, 16)
@@ -119,7 +120,8 @@ def child(name: str, seconds: float, base: Path) -> dict[str, dict[str, float]]:
     try:
         out = subprocess.run(
             [sys.executable, "-m", "tests.benchmarks.bench_peers", "--child", name, str(seconds), str(directory)],
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=ROOT,
+            env=environment(),
             check=True,
             stdout=subprocess.PIPE,
             timeout=120 + 10 * seconds,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import signal
@@ -32,8 +31,8 @@ from openjobs.durable import Disk
 from openjobs.repo import GitRepository
 from openjobs.store import GitJobStore
 from tests.benchmarks.bench_store import SESSION, full_job
+from tests.benchmarks.children import environment
 
-ROOT = Path(__file__).resolve().parents[2]
 JOBS_A_SESSION = 10
 _UUID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -146,7 +145,7 @@ def generate(home: Path, sessions: int, jobs_each: int = JOBS_A_SESSION) -> None
 def leave_unfinished(home: Path, jobs: int, sessions: list[str]) -> None:
     """A runner with so many unfinished jobs in these sessions, killed."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _LEAVE, str(home), str(jobs), *sessions], env=_env(), stdout=subprocess.PIPE
+        [sys.executable, "-c", _LEAVE, str(home), str(jobs), *sessions], env=environment(), stdout=subprocess.PIPE
     )
     try:
         assert process.stdout is not None
@@ -158,13 +157,11 @@ def leave_unfinished(home: Path, jobs: int, sessions: list[str]) -> None:
 
 
 def start(home: Path) -> dict[str, float]:
-    out = subprocess.run([sys.executable, "-c", _START, str(home)], env=_env(), stdout=subprocess.PIPE, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", _START, str(home)], env=environment(), stdout=subprocess.PIPE, check=True
+    )
     found: dict[str, float] = json.loads(out.stdout)
     return found
-
-
-def _env() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def medians(rounds: int, one: Callable[[], dict[str, float]]) -> dict[str, float]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import shutil
 import signal
 import socket
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..children import ROOT
 from .peer import PROMPT, WORKERS, Peer, noop
 
 
@@ -89,11 +89,9 @@ def redis_server(directory: Path) -> Iterator[int]:
 @contextlib.contextmanager
 def rq_workers(url: str, worker: str, connection: Any) -> Iterator[None]:
     workers: Any = importlib.import_module("rq").Worker
-    root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-m", "rq.cli", "worker", "--url", url, "-w", worker, "--quiet", "bench"]
-    env = {**os.environ, "PYTHONPATH": str(root)}
     processes = [
-        subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for _ in range(WORKERS)
     ]
     try:

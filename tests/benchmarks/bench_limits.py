@@ -1,0 +1,100 @@
+"""Transitions a second by number of submitters, against what the disk allows in the same run.
+
+    python -m tests.benchmarks.bench_limits [--quick] [--json FILE]
+
+The limits: a line appended to a file and `fdatasync`, and the bare system calls of the commit protocol with constant
+bytes of the same sizes. All are taken in turn, in short rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from openjobs.store import GitJobStore
+from tests.benchmarks.bench_repo import Bare
+from tests.benchmarks.bench_store import SESSION, directory_bytes, filled, in_turn, load
+
+SUBMITTERS = (1, 4, 16, 64)
+_LINE = b"x" * 299 + b"\n"
+
+
+def per_second(one: Callable[[], object], seconds: float) -> float:
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        one()
+        count += 1
+    return count / (time.perf_counter() - began)
+
+
+def run(base: Path, quick: bool = False) -> dict[str, Any]:
+    rounds, seconds = (3, 0.5) if quick else (7, 1.5)
+    store = GitJobStore(filled(base / "limits", 10))
+    store.session(SESSION).append("user", "warm")
+    bare = Bare(base / "limits-bare")
+    fd = os.open(base / "limits-append", os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+
+    def append() -> None:
+        os.write(fd, _LINE)
+        if hasattr(os, "fdatasync"):
+            os.fdatasync(fd)
+        else:
+            os.fsync(fd)
+
+    def transitions(threads: int) -> float:
+        count, took = load(store, threads, seconds)
+        return count * 4 / took
+
+    measured: dict[str, Callable[[], float]] = {
+        "append and fdatasync": lambda: per_second(append, seconds / 2),
+        "bare system calls of a batch": lambda: per_second(bare.commit, seconds / 2),
+    }
+    for threads in SUBMITTERS:
+        name = f"transitions, {threads} submitter{'s' if threads > 1 else ''}"
+        measured[name] = lambda n=threads: transitions(n)  # type: ignore[misc]
+    before = directory_bytes(base / "limits" / "sessions")
+    figures = in_turn(rounds, **measured)
+    made = sum(figures[name][r] * seconds for name in measured if name.startswith("transitions") for r in range(rounds))
+    grown = directory_bytes(base / "limits" / "sessions") - before
+    store.close()
+    os.close(fd)
+    limit = statistics.median(figures["append and fdatasync"])
+    result: dict[str, Any] = {
+        name: {
+            "per_s": round(statistics.median(values), 1),
+            "spread": [round(min(values), 1), round(max(values), 1)],
+            "of_append_and_fdatasync": round(statistics.median(values) / limit, 3),
+        }
+        for name, values in figures.items()
+    }
+    result["bytes on disk for a transition, before gc"] = {"bytes": round(grown / made)}
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--directory", type=Path, help="where to work; default: a temporary directory")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="openjobs-bench-", dir=arguments.directory) as base:
+        result = run(Path(base), arguments.quick)
+    for name, figures in result.items():
+        print(f"{name}: {figures}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
