@@ -97,11 +97,11 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Every benchmark, or those named after `--`; each prints its figures."""
-    install(session, "tests", extras="[server]")
-    chosen = session.posargs or sorted(str(path) for path in Path("tests/benchmarks").glob("bench_*.py"))
-    for path in chosen:
-        session.run("python", path)
+    """The table of docs/performance.md, other systems included, and its picture; `-- --quick`, or parts by name."""
+    install(session, "tests", "bench")
+    session.run(
+        "python", "-m", "tests.benchmarks", *(session.posargs or ("--picture", "docs/images/whole-job-cycle.svg"))
+    )
 
 
 @nox.session
