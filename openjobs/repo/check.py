@@ -67,7 +67,7 @@ def _packs(objects: ObjectStore) -> Iterator[str]:
         elif end == ".tmp":
             yield f"{objects.pack_dir}/{name}: a temporary file of a killed process"
     for pack in list(objects.rescan()):
-        if not is_whole(pack):
+        if not is_whole(pack) and os.path.exists(pack.base + ".pack"):  # a writer may have replaced it meanwhile
             yield f"{pack.base}.pack is damaged: a checksum is wrong"
 
 
