@@ -35,7 +35,7 @@ CHILDREN_LIMIT = 200
 _SPAWN = frozenset(
     {"session_id", "prompt", "description", "agent_id", "context", "wait"}
     | {"job_id", "parent_job_id", "parent_msg_id", "caller_session_id", "origin_tool_call_id", "cwd"}
-    | {"timeout_s", "metadata", "foreground", "create_session"}
+    | {"timeout_s", "metadata", "foreground", "create_session", "notify", "caller_msg_id"}
 )
 
 

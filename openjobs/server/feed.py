@@ -127,6 +127,8 @@ class Feed:
         self.gather_s = GATHER_S
         self._stop = threading.Event()
         self._wake = threading.Event()
+        #: the newest rows of each session are there; all that are kept are
+        self._begun = threading.Event()
         self._loaded = threading.Event()
         self._subscription: Subscription | None = None
         self._missed = 0
@@ -229,11 +231,12 @@ class Feed:
     def _watch(self) -> None:
         watcher = self._watcher
         try:
-            watcher.load(self._stop)
+            watcher.load(self._stop, self._begun.set)
         except Closed:
             return
         except Exception:
             log.exception("the home could not be read")
+        self._begun.set()
         self._loaded.set()
         pause_s = self._look_every_s
         while not self._stop.wait(pause_s):
@@ -398,13 +401,13 @@ class Feed:
         May read the store, where what is asked for is older than what is kept. Behind a `before` that nobody
         knows there is nothing.
         """
-        self.until_loaded()
+        self._begun.wait(_LOAD_WAIT_S)
         with self._lock:
             entries = self._summary.newest_first()
             first = self._summary.get(before) if before is not None else None
             start = self._summary.from_key(entries, first.key) if first is not None else 0
-            capped = self._summary.capped
-            counts = self._summary.counts(wanted.kind) if wanted.is_wide else None
+            capped = self._summary.capped or not self.loaded
+            counts = self._summary.counts(wanted.kind, wanted.session_id) if wanted.is_wide else None
         found: list[Entry] = []
         if before is None or first is not None:
             here = itertools.islice(entries, start, None)

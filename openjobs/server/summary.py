@@ -73,8 +73,8 @@ class Filter:
 
     @property
     def is_wide(self) -> bool:
-        """Whether it lets every row of its kind through but for the status."""
-        return attrs.evolve(self, statuses=frozenset()) == Filter(kind=self.kind)
+        """Whether it lets every row of its kind (and session) through but for the status: then the counts are known."""
+        return attrs.evolve(self, statuses=frozenset()) == Filter(kind=self.kind, session_id=self.session_id)
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -94,7 +94,8 @@ class Summary:
         #: sorted by key, oldest first
         self._order: list[Entry] = []
         self._numbers = 0
-        self._counts: dict[str, Counter[str]] = {JOB: Counter(), PROCESS: Counter()}
+        #: (kind, session or None for all) -> status -> rows
+        self._counts: dict[tuple[str, str | None], Counter[str]] = {}
         self._children: Counter[str] = Counter()
         self._unfinished: dict[str, Entry] = {}
         self._running: set[str] = set()
@@ -145,9 +146,9 @@ class Summary:
             if row.get("parent_job_id"):
                 self._children[row["parent_job_id"]] += 1
         else:
-            self._counts[row["kind"]][entry.row["status"]] -= 1
+            self._count(entry.row, -1)
             entry.row, entry.runner_id, entry.searched = row, runner_id, None
-        self._counts[row["kind"]][row["status"]] += 1
+        self._count(row, 1)
         running = self._note_running(entry)
         self._note_queued(entry)
         if entry.unfinished:
@@ -191,8 +192,12 @@ class Summary:
             if not entry.unfinished:
                 del self._order[place]
                 del self._entries[entry.row["id"]]
-                self._counts[entry.row["kind"]][entry.row["status"]] -= 1
+                self._count(entry.row, -1)
                 return
+
+    def _count(self, row: Row, number: int) -> None:
+        for session_id in (None, row["session_id"]):
+            self._counts.setdefault((row["kind"], session_id), Counter())[row["status"]] += number
 
     # --- giving out ---
 
@@ -225,10 +230,11 @@ class Summary:
     def unfinished(self) -> list[Entry]:
         return list(self._unfinished.values())
 
-    def counts(self, kind: str) -> dict[str, int]:
-        kinds = [JOB, PROCESS] if kind == "all" else [kind]
-        added: Counter[str] = sum((self._counts[each] for each in kinds), Counter())
-        return {status: number for status, number in added.items() if number > 0}
+    def counts(self, kind: str, session_id: str | None = None) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for each in (JOB, PROCESS) if kind == "all" else (kind,):
+            found.update(self._counts.get((each, session_id), {}))
+        return {status: number for status, number in found.items() if number > 0}
 
     @property
     def running(self) -> int:

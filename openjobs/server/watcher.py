@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ..errors import Closed, OpenJobsError
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 #: how long an index entry may wait for its commit
 _EXPECT_S = 30.0
 _DEAD_EVERY_S = 1.0
+#: rows of a session that are read before all others
+_FIRST = 200
 #: of a session with fewer unfinished rows than this each is read by itself
 _FEW = 16
 
@@ -61,7 +63,8 @@ class Watcher:
 
     # --- the first reading ---
 
-    def load(self, stop: threading.Event) -> None:
+    def load(self, stop: threading.Event, begun: Callable[[], object] = lambda: None) -> None:
+        """The rows of the home. `begun` is called when the newest of each session are there."""
         self._newest_job = next((entry.job_id for entry in self._store.index.newest_first()), None)
         entries = list(itertools.islice(self._store.index.newest_first(), self._feed.room + 1))
         if len(entries) > self._feed.room:
@@ -69,6 +72,12 @@ class Watcher:
         wanted: dict[str, int] = {}
         for entry in entries[: self._feed.room]:
             wanted[entry.session_id] = wanted.get(entry.session_id, 0) + 1
+        self._load_jobs({session_id: min(number, _FIRST) for session_id, number in wanted.items()}, stop)
+        self._load_tasks(stop)
+        begun()
+        self._load_jobs({session_id: number for session_id, number in wanted.items() if number > _FIRST}, stop)
+
+    def _load_jobs(self, wanted: dict[str, int], stop: threading.Event) -> None:
         jobs: list[Job] = []
         for session_id, number in wanted.items():
             if stop.is_set():
@@ -77,7 +86,6 @@ class Watcher:
         jobs.sort(key=lambda job: (job.created_at, job.queued_at or job.created_at))
         for job in jobs:
             self._feed.put_job(job, tell=False)
-        self._load_tasks(stop)
 
     def _session(self, session_id: str, number: int) -> list[Job]:
         try:
