@@ -230,6 +230,7 @@ def end_of(record: ExitRecord) -> dict[str, Any]:
         "truncated": record.truncated,
         "leftovers": [dict(member) for member in record.leftovers or ()],
         "started_at": record.started_at,
+        "ended_at": record.ended_at,
         "keeper": record.keeper.to_json(),
         "child": record.child.to_json() if record.child is not None else None,
     }
@@ -314,7 +315,7 @@ def _begun(fact: Mapping[str, Any]) -> Task:
 
 
 def _ended(task: Task, fact: Mapping[str, Any], at: datetime) -> Task:
-    started, stop_asked = fact.get("started_at"), fact.get("stop_requested_at")
+    started, ended, stop_asked = fact.get("started_at"), fact.get("ended_at"), fact.get("stop_requested_at")
     return attrs.evolve(
         task,
         worker_id=text_of(fact, "worker") if "worker" in fact else task.worker_id,
@@ -322,7 +323,8 @@ def _ended(task: Task, fact: Mapping[str, Any], at: datetime) -> Task:
         stop_reason=fact.get("stop_reason", task.stop_reason),
         stop_grace_s=float(fact.get("stop_grace_s", task.stop_grace_s)),
         status=TaskStatus(fact["status"]),
-        ended_at=at,
+        # As its keeper saw it: who records it may have come hours later.
+        ended_at=from_text(ended) if ended else at,
         exit_code=None if fact["exit_code"] is None else number_of(fact, "exit_code"),
         signal=None if fact["signal"] is None else number_of(fact, "signal"),
         stopped_by=text_of(fact, "stopped_by"),

@@ -381,6 +381,7 @@ def test_an_outcome_that_only_the_keeper_knows_is_taken_from_its_record(supervis
     second = supervise()
     (ended,) = second.recover()
     assert (ended.status, ended.exit_code) == (TaskStatus.FAILED, 7)
+    assert ended.ended_at == seen.ended_at  # and not when it was recorded
     assert ended.event_id
     assert second.recover() == []
     assert second.get(task.task_id).event_id == ended.event_id
