@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..durable import Disk
-from ..errors import Damaged, OpenJobsError, StoreWriteFailed
+from ..errors import Closed, Damaged, OpenJobsError, StoreWriteFailed
 from ..ids import check_job_id, short
 from ..store.presence import FileActive
 from . import rundir
@@ -90,7 +90,10 @@ class JobTasks:
             if _is_asked(task, grace_s) and not self._client.is_orphan(task):
                 continue
             try:
-                self._stop(task, reason, grace_s)
+                try:
+                    self._stop(task, reason, grace_s)
+                except Closed:  # that supervisor is gone; another one, or none, looks after the task
+                    self._ask_for(task, reason, grace_s)
             except (OpenJobsError, OSError) as error:
                 log.warning("task %s of job %s could not be asked to stop: %s", task.task_id, short(job_id), error)
         return found

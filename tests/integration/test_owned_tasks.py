@@ -227,6 +227,19 @@ def test_a_job_that_was_given_up_leaves_no_tasks(store: GitJobStore) -> None:
         gone(task)
 
 
+def test_the_supervisor_that_the_runner_knew_may_be_gone(runner: JobRunner, store: GitJobStore) -> None:
+    """Then the next one is asked through the journal."""
+    with ProcessSupervisor(store) as first:
+        runner.owned_tasks.use(first.job_tasks)
+    with ProcessSupervisor(store) as second:
+        turn = Turn()
+        job_id = begun(runner, second, turn)
+        runner.cancel(job_id)
+        assert runner.await_job(job_id, BOUND_S).status is JobStatus.CANCELLED
+        assert second.get(turn.tasks[0].task_id).status is TaskStatus.CANCELLED
+        gone(turn.tasks[0])
+
+
 # --- starts that meet an end -------------------------------------------------------------------------------
 
 
