@@ -55,7 +55,8 @@ class FileFactLog:
     share one write and one sync. An append costs the same however long the ledger is: it looks at the ledger's
     end only, and who reads looks at all of it.
 
-    Assumptions: those of `Ledger`.
+    Assumptions: those of `Ledger`; where facts share a write, a file system that makes a file longer only after
+    its data (otherwise a power cut can leave a hole in front of whole records, which is damage).
 
     What each lock protects: `_lock` the list of what waits; `_turn` the right to write. 1. A thread puts its share
     on the list, 2. it gets the turn, 3. its share is done (who had the turn before took it along), or it writes all

@@ -190,9 +190,9 @@ def resume(fd: int, cursor: Cursor) -> Cursor:
 
 
 def newest(fd: int) -> Cursor:
-    """Behind the last whole record, found from the file's end; the beginning where none is found near it.
+    """A place near the end from which `Scan` can judge the end: behind the last whole record but one.
 
-    What stands behind it is for `Scan` to judge: an incomplete record, or damage.
+    Behind the last one where what stands before it is none; the beginning where none is found near the end.
     """
     size = os.fstat(fd).st_size
     for reach in (_CHUNK_BYTES, _TAIL_BYTES):
@@ -201,14 +201,22 @@ def newest(fd: int) -> Cursor:
         end = chunk.rfind(b"\n")
         while end > 0:
             start = chunk.rfind(b"\n", 0, end) + 1
-            if (start > 0 or begin == 0) and (match := _LINE.fullmatch(chunk, start, end)):
-                seq, crc = int(match[1]), int(match[3], 16)
-                if checksum(seq, match[4]) == crc:
-                    return Cursor(seq=seq, start_bytes=begin + start, offset_bytes=begin + end + 1, crc=crc)
+            last = _record_at(chunk, start, end, begin)
+            if last is not None and (begin > 0 or start > 0):
+                before = chunk.rfind(b"\n", 0, max(0, start - 1)) + 1
+                return _record_at(chunk, before, start - 1, begin) or last
             end = start - 1
         if begin == 0:
             break
     return START
+
+
+def _record_at(chunk: bytes, start: int, end: int, begin: int) -> Cursor | None:
+    """Behind the whole record that is `chunk[start:end]`, where the chunk stands at byte `begin` of its file."""
+    match = _LINE.fullmatch(chunk, start, end) if start > 0 or begin == 0 else None
+    if match is None or checksum(int(match[1]), match[4]) != int(match[3], 16):
+        return None
+    return Cursor(seq=int(match[1]), start_bytes=begin + start, offset_bytes=begin + end + 1, crc=int(match[3], 16))
 
 
 def is_news(line: Line, since: Cursor) -> bool:
