@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +95,23 @@ def test_ctrl_c_ends_the_whole_tree(cli: Cli) -> None:
     assert "cancelled" in said
     (line,) = cli.inside("ps", "-a").out.splitlines()
     assert line.split("\t")[1:2] == ["cancelled"]
+
+
+def test_a_command_that_a_job_runs_ends_with_the_job(cli: Cli) -> None:
+    """`openjobs run` inside a job's command is the job's: listed as such, and ended when the job is stopped."""
+    inner = f"{sys.executable} -m openjobs run -- sh -c 'echo in; exec sleep 300'"
+    with cli.start("agent", "--agent", "shell", inner) as agent:
+        (task,) = eventually(lambda: cli.json_inside("ps")["tasks"], BOUND_S)
+        job_id = task["job_id"]
+        assert [path.name for path in (cli.home / "job-tasks").glob("*/*")] == [task["session_id"]]
+        cli.inside("stop", job_id)
+        assert agent.wait(BOUND_S) == 5
+        agent.communicate()
+    (ended,) = cli.json_inside("ps", "-a")["tasks"]
+    assert ended["task_id"] == task["task_id"]
+    assert ended["status"] in ("cancelled", "failed")  # whoever was first: its keeper, or that of the job's command
+    assert ended["signal"] == signal.SIGTERM
+    eventually(lambda: not list((cli.home / "job-tasks").glob("*")), BOUND_S)
 
 
 def test_a_killed_command_line_leaves_its_command_to_the_host(cli: Cli, tmp_path: Path) -> None:

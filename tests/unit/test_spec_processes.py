@@ -104,6 +104,7 @@ SHOWN: dict[str, list[tuple[str, str]]] = {
         (OWNED, "test_however_a_job_ends_its_tasks_end_with_it"),
         (OWNED, "test_a_job_that_was_given_up_leaves_no_tasks"),
         (OWNED, "test_an_end_that_a_start_overtakes_stops_it"),
+        (CLI, "test_a_command_that_a_job_runs_ends_with_the_job"),
         (OWNED, "test_a_start_that_its_jobs_end_overtakes_runs_nothing"),
         (TASK_FAULTS, "test_a_host_killed_at_any_line_leaves_no_task_of_its_job"),
         (TASK_FAULTS, "test_a_recovery_killed_at_any_line_is_done_by_the_next"),
