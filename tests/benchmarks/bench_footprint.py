@@ -96,21 +96,21 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
 """
 
 
-def child(code: str, *arguments: str) -> dict[str, Any]:
+def child(base: Path, code: str, *arguments: str) -> dict[str, Any]:
     out = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment(), stdout=subprocess.PIPE, check=True
+        [sys.executable, "-c", code, *arguments], env=environment(base), stdout=subprocess.PIPE, check=True
     )
     found: dict[str, Any] = json.loads(out.stdout)
     return found
 
 
-def seconds(code: str) -> float:
+def seconds(base: Path, code: str) -> float:
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
+    subprocess.run([sys.executable, "-c", code], env=environment(base), check=True)
     return time.perf_counter() - began
 
 
-def imports(rounds: int) -> dict[str, float]:
+def imports(base: Path, rounds: int) -> dict[str, float]:
     """Milliseconds over an empty interpreter, taken in turn."""
     codes = {
         "import openjobs": "import openjobs",
@@ -118,22 +118,22 @@ def imports(rounds: int) -> dict[str, float]:
         "openjobs --version": _VERSION,
     }
     for code in codes.values():
-        seconds(code)  # compiles what it imports
+        seconds(base, code)  # compiles what it imports
     pairs: dict[str, list[float]] = {name: [] for name in codes}
     for _ in range(rounds):
-        bare = seconds("pass")
+        bare = seconds(base, "pass")
         for name, code in codes.items():
-            pairs[name].append(seconds(code) - bare)
+            pairs[name].append(seconds(base, code) - bare)
     return {name: round(statistics.median(found) * 1000, 1) for name, found in pairs.items()}
 
 
 def run(base: Path, quick: bool = False) -> dict[str, Any]:
     """Time to import, memory at rest, memory of queued jobs."""
     rounds, queued = (3, 1_000) if quick else (9, 5_000)
-    rest = [child(_AT_REST, str(base / f"rest-{n}")) for n in range(3)]
-    many = [child(_QUEUED, str(base / f"queued-{n}"), str(queued)) for n in range(1 if quick else 3)]
+    rest = [child(base, _AT_REST, str(base / f"rest-{n}")) for n in range(3)]
+    many = [child(base, _QUEUED, str(base / f"queued-{n}"), str(queued)) for n in range(1 if quick else 3)]
     return {
-        "import_ms": imports(rounds),
+        "import_ms": imports(base, rounds),
         "resident_mb": {
             name: round(statistics.median(each[name] for each in rest) / 2**20, 1)
             for name in rest[0]

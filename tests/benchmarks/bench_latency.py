@@ -126,7 +126,7 @@ def cancels_from_outside(home: Path, times: int) -> dict[str, Any]:
         patient(home) as (runner, seen, told),
         subprocess.Popen(
             [sys.executable, "-c", _CANCEL, str(home)],
-            env=environment(),
+            env=environment(home.parent),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -184,14 +184,13 @@ def lines(home: Path, times: int) -> dict[str, Any]:
         store.create_session(SESSION)
         with ProcessSupervisor(store) as supervisor:
             task = supervisor.start(SESSION, [sys.executable, "-ISc", _LINES, str(times + 60)])
-            follower = subprocess.Popen(
+            with subprocess.Popen(
                 [sys.executable, "-m", "openjobs", "logs", "-f", task.task_id, "--home", str(home)],
-                env=environment(),
+                env=environment(home.parent),
                 stdout=subprocess.PIPE,
-            )
-            assert follower.stdout is not None
-            found.extend(now() - float(line) for line in follower.stdout)
-            follower.wait()
+            ) as follower:
+                assert follower.stdout is not None
+                found.extend(now() - float(line) for line in follower.stdout)
             supervisor.wait(task.task_id)
     if len(found) != times + 60:
         raise AssertionError(f"{len(found)} of {times + 60} lines were shown")

@@ -121,7 +121,7 @@ def child(name: str, seconds: float, base: Path) -> dict[str, dict[str, float]]:
         out = subprocess.run(
             [sys.executable, "-m", "tests.benchmarks.bench_peers", "--child", name, str(seconds), str(directory)],
             cwd=ROOT,
-            env=environment(),
+            env=environment(base),
             check=True,
             stdout=subprocess.PIPE,
             timeout=120 + 10 * seconds,

@@ -144,21 +144,22 @@ def generate(home: Path, sessions: int, jobs_each: int = JOBS_A_SESSION) -> None
 
 def leave_unfinished(home: Path, jobs: int, sessions: list[str]) -> None:
     """A runner with so many unfinished jobs in these sessions, killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _LEAVE, str(home), str(jobs), *sessions], env=environment(), stdout=subprocess.PIPE
-    )
-    try:
-        assert process.stdout is not None
-        if process.stdout.readline() != b"ready\n":
-            raise RuntimeError("the runner that is to be killed did not get ready")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    with subprocess.Popen(
+        [sys.executable, "-c", _LEAVE, str(home), str(jobs), *sessions],
+        env=environment(home.parent),
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() != b"ready\n":
+                raise RuntimeError("the runner that is to be killed did not get ready")
+        finally:
+            process.send_signal(signal.SIGKILL)
 
 
 def start(home: Path) -> dict[str, float]:
     out = subprocess.run(
-        [sys.executable, "-c", _START, str(home)], env=environment(), stdout=subprocess.PIPE, check=True
+        [sys.executable, "-c", _START, str(home)], env=environment(home.parent), stdout=subprocess.PIPE, check=True
     )
     found: dict[str, float] = json.loads(out.stdout)
     return found
