@@ -46,9 +46,11 @@ def typing(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Every link and every file that the documentation names exists; every example says what it does."""
-    install(session, "tests")
-    session.run("pytest", "tests/unit/test_docs.py", *session.posargs)
+    """The documentation as a site in build/docs, any warning an error; what pages link to and name exists."""
+    install(session, "tests", "docs")
+    session.run("pytest", "tests/unit/test_docs.py", "tests/unit/test_docs_cli.py")
+    options = ("-W", "--keep-going", "-q", "-j", "auto", "-b", "html", "-c", "docs", "-d", "build/doctrees")
+    session.run("sphinx-build", *options, *session.posargs, ".", "build/docs")
 
 
 PANEL = Path("openjobs/server/panel")

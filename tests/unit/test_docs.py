@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,16 @@ def test_the_readme_has_its_two_commands_and_an_example() -> None:
     example = re.search(r"<!-- example -->\n```python\n(.*?)```", readme, re.DOTALL)
     assert example
     compile(example[1], "README.md", "exec")
+
+
+def test_every_public_name_is_on_the_reference_page() -> None:
+    """docs/reference.md has a heading for each name of the package, and each heading names something that exists."""
+    import openjobs
+
+    text = (ROOT / "docs" / "reference.md").read_text()
+    headings = re.findall(r"^## `([\w.]+)`$", text, re.MULTILINE)
+    public = {f"openjobs.{name}" for name in openjobs.__all__ if not name.startswith("__")}
+    assert public <= set(headings)
+    for heading in headings:
+        module, _, name = heading.rpartition(".")
+        assert hasattr(import_module(module), name), heading
