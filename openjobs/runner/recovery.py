@@ -44,7 +44,7 @@ class Recovery:
         self._new_id = new_id
         self._own_id = own_id
         #: sees to a card in a caller's session; a runner's own goes on trying for as long as it lives
-        self.mirror: Callable[[Job], Future[bool]] = store.mirror_later
+        self.mirror: Callable[[Job], Future[bool]] = lambda job: store.mirror_later(job)
         self.tasks = LeftTasks(store)
         self.before_end: list[Step] = [self._end_leftovers, self.tasks.end]
         self.after_end: list[Step] = [self._finish_log, self.tasks.release]

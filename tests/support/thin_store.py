@@ -31,6 +31,7 @@ class ThinStore:
     """Finished rows are forgotten when `keep` is false, so that only the runner's memory is measured."""
 
     def __init__(self, *, clock: Clock | None = None, keep: bool = True) -> None:
+        self.home = None
         self.clock: Clock = clock or SystemClock()
         self.new_id = new_id
         self.leases = MemoryLeases()
