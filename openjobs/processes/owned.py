@@ -16,12 +16,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from ..durable import Disk
 from ..errors import Closed, Damaged, OpenJobsError, StoreWriteFailed
 from ..ids import check_job_id, short
-from ..store.presence import FileActive
+from ..store.presence import JOB_TASKS, FileActive
 from . import rundir
 from .client import TaskClient
 from .identity import System, this_system
@@ -29,7 +28,6 @@ from .task import Task
 
 log = logging.getLogger(__name__)
 
-MARKS = "job-tasks"
 #: between TERM and KILL, once the job is over: nobody wants the result any more
 GRACE_S = 1.0
 #: how long the end of a job waits for the trees of its tasks
@@ -37,11 +35,6 @@ PATIENCE_S = 5.0
 _LOOK_S = (0.005, 0.1)
 
 Tasks = list[Task]
-
-
-def job_marks(home: Path, disk: Disk) -> FileActive:
-    """Which jobs have tasks, and in which sessions."""
-    return FileActive(home, disk, MARKS)
 
 
 class JobTasks:
@@ -63,7 +56,7 @@ class JobTasks:
         self._disk = disk
         self._system = system
         self._stop = stop or self._ask_for
-        self._marks = job_marks(client.home, disk)
+        self._marks = FileActive(client.home, disk, JOB_TASKS)
 
     def mark(self, job_id: str, session_id: str) -> None:
         """Before the intent of the job's task in that session; durable. Raises `StoreWriteFailed`."""

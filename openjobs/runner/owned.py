@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import OpenJobsError, UnknownJob
 from ..jobs import Job
 from ..store import JobStore
-from ..store.presence import FileActive
+from ..store.presence import JOB_TASKS, FileActive
 from .ending import Ended
 from .live import LiveJob
 from .settler import Settler
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: the home's directory of jobs with tasks (processes/owned.py)
-MARKS = "job-tasks"
 ASKED = "its job was asked to stop"
 ENDED = "its job has ended"
 DIED = "its job's worker died"
@@ -40,7 +38,7 @@ class TasksOfJobs:
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
-        self._marks = FileActive(store.home, store.disk, MARKS) if store.home is not None else None
+        self._marks = FileActive(store.home, store.disk, JOB_TASKS) if store.home is not None else None
         self._tasks: JobTasks | None = None
 
     def use(self, tasks: JobTasks) -> None:

@@ -17,6 +17,10 @@ from ..durable.lease import is_held, remove_if_free
 from ..errors import Bug
 
 
+#: which jobs have background commands, and in which sessions (`processes/owned.py`)
+JOB_TASKS = "job-tasks"
+
+
 class Held(Protocol):
     def release(self) -> None: ...
 

@@ -13,9 +13,9 @@ import pytest
 from openjobs import JobRunner, JobStatus, SpawnRequest, TurnRequest, TurnResult
 from openjobs.errors import ParentFinished, UnknownJob
 from openjobs.processes import ProcessSupervisor, Task, TaskStatus, this_system
-from openjobs.processes.owned import MARKS
 from openjobs.processes.tree import TASK_VARIABLE
 from openjobs.store import GitJobStore
+from openjobs.store.presence import JOB_TASKS
 from tests.support import eventually
 
 BOUND_S = 20.0
@@ -93,7 +93,7 @@ def gone(task: Task) -> None:
 
 def marks(store: GitJobStore) -> list[str]:
     assert store.home is not None
-    return sorted(path.name for path in (store.home / MARKS).glob("*"))
+    return sorted(path.name for path in (store.home / JOB_TASKS).glob("*"))
 
 
 # --- one process -------------------------------------------------------------------------------------------

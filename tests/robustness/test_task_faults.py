@@ -33,12 +33,11 @@ from openjobs.processes import (
     run_directory,
 )
 from openjobs.processes.identity import Identity, LinuxSystem, this_system
-from openjobs.processes.owned import MARKS as JOB_MARKS
 from openjobs.processes.supervisor import MARKS
 from openjobs.processes.tree import TASK_VARIABLE
 from openjobs.runlog import RunLogReader
 from openjobs.store import GitJobStore
-from openjobs.store.presence import FileActive
+from openjobs.store.presence import JOB_TASKS, FileActive
 from tests.support import eventually
 from tests.support.disks import FaultyDisk
 
@@ -183,7 +182,7 @@ def host_with_a_job(home: Path, line: int) -> None:
     started.wait(BOUND_S)
     runner.cancel(job.job_id)
     runner.await_job(job.job_id, BOUND_S)
-    eventually(lambda: supervisor.running == 0 and not list((home / JOB_MARKS).glob("*")), BOUND_S)
+    eventually(lambda: supervisor.running == 0 and not list((home / JOB_TASKS).glob("*")), BOUND_S)
 
 
 def tasks_in(home: Path) -> list[Task]:
@@ -214,7 +213,7 @@ def test_a_host_killed_at_any_line_leaves_no_task_of_its_job(tmp_path: Path, cha
         facts = [json.loads(raw)["data"]["fact"] for raw in _lines(home / "sessions" / "s" / "tasks.jsonl")]
         assert facts.count("ended") == facts.count("intent") == len(tasks)
         assert not list((home / MARKS).glob("*"))
-        assert not list((home / JOB_MARKS).glob("*"))
+        assert not list((home / JOB_TASKS).glob("*"))
         if finished:
             break
     assert left_running > 3
@@ -275,7 +274,7 @@ def test_a_recovery_killed_at_any_line_is_done_by_the_next(tmp_path: Path, chaos
         with ProcessSupervisor(store) as supervisor:
             supervisor.recover()
             assert supervisor.get(task.task_id).status is TaskStatus.CANCELLED
-    assert not list((home / JOB_MARKS).glob("*/*"))
+    assert not list((home / JOB_TASKS).glob("*/*"))
 
 
 # --- the disk fails ----------------------------------------------------------------------------------------
