@@ -16,7 +16,6 @@ from ..durable import Disk, Lease
 from ..durable.lease import is_held, remove_if_free
 from ..errors import Bug
 
-
 #: which jobs have background commands, and in which sessions (`processes/owned.py`)
 JOB_TASKS = "job-tasks"
 
