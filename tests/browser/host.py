@@ -12,17 +12,21 @@ import signal
 import sys
 import threading
 import time
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 
-import attrs
-
 from openjobs import GitJobStore, JobRunner
-from openjobs.jobs import Cancelled, ContextMode, Job, SyncFn, TurnRequest, TurnResult
+from openjobs.jobs import ContextMode, Job, JobStatus, SyncFn, TurnRequest, TurnResult
+from openjobs.repo import Change
 from openjobs.server import create_app
 from openjobs.server.security import have_token
 from openjobs.server.serving import Serving, listen_on_loopback
+from openjobs.session import Documents
+from openjobs.store.committer import Operation
+from openjobs.store.index import Entry
 
+PAGE_ROWS = 64
 _LOOK_S = 0.005
 
 
@@ -45,27 +49,49 @@ def turn_in(go: Path) -> SyncFn:
 
 
 def make_many(home: Path, many: int) -> None:
+    """Rows only, a page a commit: 10,000 jobs that came the usual way would be 40,000 commits."""
     store = GitJobStore(home, durability="relaxed")
     session_id = store.create_session("many")
     start = store.clock.now() - timedelta(hours=3)
-    job = Job(
+    jobs = [_one_of_many(store, session_id, number, start + timedelta(seconds=number)) for number in range(many)]
+    operations = [
+        Operation(decide=store._in(session_id, _page(jobs[at : at + PAGE_ROWS])), result=lambda: None)
+        for at in range(0, many, PAGE_ROWS)
+    ]
+    store._committer._index.add(Entry(job_id=job.job_id, session_id=session_id) for job in jobs)
+    store._committer.add(session_id, operations)
+    for operation in operations:
+        operation.future.result()
+    store.close()
+
+
+def _one_of_many(store: GitJobStore, session_id: str, number: int, then: datetime) -> Job:
+    status = (JobStatus.COMPLETED, JobStatus.ERRORED, JobStatus.CANCELLED)[number % 10 % 3]
+    return Job(
         job_id=store.new_id(),
-        subject="",
+        subject=f"Job number {number}",
         description="one of many",
         agent_id="main",
-        created_at=start,
+        status=status,
+        created_at=then,
+        queued_at=then,
+        started_at=then + timedelta(milliseconds=400),
+        completed_at=then + timedelta(milliseconds=2500),
         parent_session_id=session_id,
         context_mode=ContextMode.CLEAN,
+        error="made for a test" if status is JobStatus.ERRORED else None,
+        event_id=store.new_id(),
     )
-    waiting = []
-    for number in range(many):
-        one = attrs.evolve(
-            job, job_id=store.new_id(), subject=f"Job number {number}", created_at=start + timedelta(seconds=number)
-        )
-        waiting.append(store.create_later(one, Cancelled(event_id=store.new_id(), reason="made for a test")))
-    for each in waiting:
-        each.result()
-    store.close()
+
+
+def _page(jobs: Sequence[Job]) -> Callable[[Documents], Change]:
+    def decide(documents: Documents) -> Change:
+        documents.close_page_if_full()
+        for job in jobs:
+            documents.put_job(job)
+        return Change(files=documents.changes, subject="a page of many")
+
+    return decide
 
 
 def main(home: Path, many: int, port: int) -> None:

@@ -20,7 +20,7 @@ The *index* is read **twice**:
 - in `recover`
 """
 
-AT_THE_END = "(e => e.scrollTop + e.clientHeight >= e.scrollHeight - 12)(document.querySelector('[role=log]'))"
+AT_THE_END = "() => (e => e.scrollTop + e.clientHeight >= e.scrollHeight - 12)(document.querySelector('[role=log]'))"
 
 
 def shell(server: Server, subject: str, command: str, **fields: object) -> str:

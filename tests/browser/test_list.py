@@ -197,5 +197,5 @@ def test_a_notification_comes_when_a_job_ends_elsewhere(led_server: Server, led_
     job_id = led_server.spawn("the kettle", "boils")
     led_server.until(job_id)
     expect(row(page, "the kettle").locator(".mark")).to_have_text("completed")
-    page.wait_for_function("window.told.length > 0")
+    page.wait_for_function("() => window.told.length > 0")
     assert page.evaluate("window.told") == [["the kettle", "completed"]]

@@ -6,12 +6,10 @@ import gzip
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support import eventually
 from tests.support.cli import ROOT
 
 from .conftest import STATIC, Open, Pages, drawer, row
@@ -349,7 +347,7 @@ def test_who_wants_no_motion_gets_none(led_server: Server, led_page: Open) -> No
 # --- speed --------------------------------------------------------------------------------------------------
 
 
-def test_a_change_is_seen_at_once(led_server: Server, led_page: Open, record_property: Any) -> None:
+def test_a_change_is_seen_at_once(led_server: Server, led_page: Open, figures: list[str]) -> None:
     """From the call that ends a job's turn to the changed row in the page; the figure is printed."""
     page = led_page()
     page.evaluate(
@@ -364,7 +362,7 @@ def test_a_change_is_seen_at_once(led_server: Server, led_page: Open, record_pro
     for n in range(10):
         job_id = led_server.spawn(f"speed {n}", "x", session_id="speed")
         job = led_server.until(job_id)
-        seen = eventually(lambda n=n: page.evaluate(f"window.seen['speed {n}']"), 10)
+        seen = page.wait_for_function(f"() => window.seen['speed {n}']").json_value()
         ended = page.evaluate("text => Date.parse(text)", job["completed_at"])
         took.append(seen - ended)
     took.sort()

@@ -142,6 +142,7 @@ function ended(row: Row): void {
 
 let connection: Line | null = null;
 let loading = 0;
+let lastTotal = -1;
 
 function takeList(list: JobList): void {
   batch(() => {
@@ -156,7 +157,7 @@ function takeList(list: JobList): void {
 /** Everything that the server has in memory, page by page, in the background. */
 async function loadAll(first?: JobList): Promise<void> {
   const mine = ++loading;
-  loaded.value = false;
+  if (!first && lastTotal < 0) loaded.value = false;
   try {
     let list = first ?? (await get<JobList>('jobs', { kind: 'all', limit: PAGE }));
     for (;;) {
@@ -167,6 +168,11 @@ async function loadAll(first?: JobList): Promise<void> {
       list = await get<JobList>('jobs', { kind: 'all', limit: PAGE, before: list.next_before });
     }
     loaded.value = true;
+    if (!list.complete && list.total > lastTotal) {
+      // The server is still reading the home.
+      lastTotal = list.total;
+      setTimeout(() => mine === loading && void loadAll(), 1000);
+    }
   } catch (error) {
     // The line finds out whether the server is gone, and reads the list again when it is back.
     if (mine === loading) trouble.value = said(error);
