@@ -138,15 +138,25 @@ class Launcher:
     # --- what is owned ---
 
     def open(self, home: Path, **options: Any) -> Runtime:
-        """Store, profiles and runner of `home`, owned from now on. Options as in `open_runtime`."""
-        return open_runtime(self, home, **options)
+        """Store, profiles and runner of `home`, owned from now on. Options as in `open_runtime`.
+
+        A signal to the main thread meanwhile is raised once they are owned. Raises `Closed` where the process
+        ends while they are being opened; what was opened by then is closed.
+        """
+        with self._held():
+            return open_runtime(self, home, **options)
 
     def provide(self, name: str, value: T, close: Closer) -> T:
-        """`value`, which everything else may use until the very end: closed after all disposers. Raises `Closed`."""
+        """`value`, which everything else may use until the very end: closed after all disposers.
+
+        Raises `Closed` where the process is ending already; `value` is closed then.
+        """
         with self._lock:
-            self._check_open()
-            self._providers.append((name, close))
-        return value
+            if not self._begun:
+                self._providers.append((name, close))
+                return value
+        _contained(name, functools.partial(close, _LAST_S))
+        raise Closed(f"the process is ending; {name} was closed again")
 
     def on_close(self, disposer: Disposer, *, name: str | None = None) -> Callable[[], None]:
         """`disposer` runs when the process ends. Returns what takes it off the list again. Raises `Closed`.
@@ -178,8 +188,7 @@ class Launcher:
         """
         pending = Acquisition(self, name)
         forget = self.on_close(pending, name=name)
-        hold = self._signals.held() if self._signals is not None else contextlib.nullcontext()
-        with hold:
+        with self._held():
             try:
                 yield pending
             finally:
@@ -188,6 +197,10 @@ class Launcher:
                     pending._settled.set()
                 if none:
                     forget()
+
+    def _held(self) -> contextlib.AbstractContextManager[None]:
+        """A signal to the main thread is raised at the end of the block."""
+        return self._signals.held() if self._signals is not None else contextlib.nullcontext()
 
     def _settle(self, pending: Acquisition, disposer: Disposer) -> bool:
         with self._lock:
@@ -359,15 +372,19 @@ class _Signals:
         if signum == _CLOSING:
             self._until_done(None)  # `close` has a bound of its own
             return
+        bound_s = self._launcher._deadline_s + _GRACE_S
         if signum == signal.SIGINT:
             if self._events.get() is None:
                 return
         else:
+            begun = self._launcher._monotonic()
             # Not set by the handler: it may have interrupted the very lock that `set` takes.
             self._launcher.stopping.set()
             if not self._until(_CLOSING, _UNWIND_S):
                 self._launcher.close()
-        if not self._until_done(self._launcher._deadline_s + _GRACE_S):
+            # From the signal on, also for a main thread that is stuck long after everything was closed.
+            bound_s = max(0.0, begun + _UNWIND_S + bound_s - self._launcher._monotonic())
+        if not self._until_done(bound_s):
             _log.critical("the shutdown overran its bound after %s; ending at once", signal.Signals(signum).name)
             self._launcher._end_process(128 + signum)
 

@@ -7,10 +7,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+
+from openjobs import GitJobStore, facts
+from openjobs.facts import Fact, Registered, Settled
 
 #: every program says on stdout what it does, line by line
 HEAD = """
@@ -51,12 +56,12 @@ class Program:
 
 
 @contextmanager
-def program(code: str, *prefix: str) -> Iterator[Program]:
+def program(code: str, *prefix: str, home: Path | None = None) -> Iterator[Program]:
     process = subprocess.Popen(
         [*prefix, sys.executable, "-c", HEAD + textwrap.dedent(code)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "JOBS": str(home)},
     )
     try:
         yield Program(process)
@@ -265,3 +270,182 @@ def test_elsewhere_than_in_the_main_thread_there_are_no_handlers() -> None:
     with program(code) as run:
         assert run.end() == 0
         assert run.said == ["closed disposer"]
+
+
+# --- jobs of a process that ends: what becomes of them reaches their session ------------------------------------
+
+#: a home with a session, and a job in hand; `run(…)` gives the runner what the job does
+JOBS = """
+from pathlib import Path
+from openjobs import SpawnRequest, TurnResult
+
+def submit(runtime, work):
+    store = runtime.store
+    if not store.has_session("s1"):
+        store.create_session("s1")
+    job = runtime.runner.submit(SpawnRequest(prompt="work", parent_session_id="s1"), sync_fn=work)
+    return job.job_id
+
+started = threading.Event()
+
+def running():
+    assert started.wait(30)
+    say("running")
+
+def obeys(request, cancel_event):
+    started.set()
+    cancel_event.wait(60)
+    return TurnResult(final_text="stopped when asked")
+
+def never(request, cancel_event):
+    started.set()
+    time.sleep(600)
+"""
+HOME = 'Path(os.environ["JOBS"])'
+
+
+def recorded(home: Path) -> tuple[Fact, Fact | None, str]:
+    """The facts of the one job, and the status of its row."""
+    with GitJobStore(home) as store:
+        (job,) = store.list("s1")
+        assert os.listdir(home / "leases") == []
+        found = list(facts.read(store.session("s1")))
+        assert all(fact.job_id == job.job_id for fact in found)
+    assert len(found) <= 2
+    return found[0], found[1] if len(found) > 1 else None, job.status.value
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"),
+    [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, -signal.SIGINT), (None, 0)],
+)
+def test_both_exits_settle_jobs_before_their_session_closes(tmp_path: Path, signum: int | None, status: int) -> None:
+    """Signal or normal end: a running job is ended by the runner, its settlement is recorded, and only then is the
+    store closed. A disposer still finds everything open."""
+    code = f"""
+    with Launcher() as launcher:
+        runtime = launcher.open({HOME}, workers=1)
+        job_id = submit(runtime, obeys)
+        launcher.on_close(lambda: say(f"a disposer finds it ended: {{runtime.runner.get(job_id).terminal}}"))
+        launcher.provide("last", object(), lambda left: say("last provider first"))
+        running()
+        if {signum is None}:
+            threading.Timer(0.1, launcher.stop, ("enough",)).start()
+        launcher.wait()
+    """
+    with program(JOBS + textwrap.dedent(code), home=tmp_path / "h") as run:
+        run.until("running")
+        if signum is not None:
+            run.send(signum)
+        assert run.end() == status
+    assert run.said == ["running", "a disposer finds it ended: False", "last provider first"]
+    first, last, row = recorded(tmp_path / "h")
+    assert isinstance(first, Registered)
+    assert isinstance(last, Settled)
+    assert (last.status, last.producer_reported, row) == ("completed", True, "completed")
+
+
+def test_a_job_that_does_not_stop_is_settled_within_the_bound(tmp_path: Path) -> None:
+    """Five seconds are enough for its end and its settlement, which says that nobody reported it."""
+    code = f"""
+    with Launcher() as launcher:
+        runtime = launcher.open({HOME}, workers=1)
+        submit(runtime, never)
+        running()
+        launcher.wait()
+    """
+    with program(JOBS + textwrap.dedent(code), home=tmp_path / "h") as run:
+        run.until("running")
+        began = time.monotonic()
+        run.send(signal.SIGTERM)
+        assert run.end() == 143
+        assert time.monotonic() - began < 12  # five, on a machine that others use
+    _, last, row = recorded(tmp_path / "h")
+    assert isinstance(last, Settled)
+    assert (last.status, last.producer_reported, row) == ("errored", False, "errored")
+
+
+def test_a_settlement_during_start_up_reaches_the_session(tmp_path: Path) -> None:
+    """An agent that runs a job while it is still being made: the end of the process waits for it, so that its job
+    settles as itself and is recorded; then the agent is closed, and after it the store."""
+    code = f"""
+    with Launcher() as launcher:
+        runtime = launcher.open({HOME}, workers=1)
+        go_on = threading.Event()
+
+        def start_up(request, cancel_event):
+            go_on.wait(60)
+            return TurnResult(final_text="the agent is ready")
+
+        with launcher.acquiring("agent") as pending:
+            job_id = submit(runtime, start_up)
+            say("making")
+            end = time.monotonic() + 30
+            while not pending.stopping and time.monotonic() < end:
+                time.sleep(0.01)
+            go_on.set()
+            ended = runtime.runner.await_job(job_id)
+            pending.ready(lambda: say("closed agent, its job " + ended.status.value))
+        say("not reached")
+    """
+    with program(JOBS + textwrap.dedent(code), home=tmp_path / "h") as run:
+        run.until("making")
+        run.send(signal.SIGTERM)
+        assert run.end() == 143
+    assert run.said == ["making", "closed agent, its job completed"]
+    _, last, row = recorded(tmp_path / "h")
+    assert isinstance(last, Settled)
+    assert (last.status, last.producer_reported, row) == ("completed", True, "completed")
+
+
+def test_an_acquisition_that_never_ends_does_not_keep_settlements_away(tmp_path: Path) -> None:
+    """An agent hangs while it is made: its share of the time passes, then the runner ends its jobs and the store
+    closes, and the process ends within its bound although its main thread never comes back."""
+    code = f"""
+    with Launcher(deadline_s=2.5) as launcher:
+        runtime = launcher.open({HOME}, workers=1)
+        with launcher.acquiring("agent") as pending:
+            submit(runtime, obeys)
+            running()
+            time.sleep(600)
+    """
+    with program(JOBS + textwrap.dedent(code), home=tmp_path / "h") as run:
+        run.until("running")
+        began = time.monotonic()
+        run.send(signal.SIGTERM)
+        assert run.end() == 143
+        assert time.monotonic() - began < 10
+    _, last, row = recorded(tmp_path / "h")
+    assert isinstance(last, Settled)
+    assert (last.status, row) == ("completed", "completed")
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_a_signal_while_a_home_is_opened_leaves_nothing_open(tmp_path: Path, swallows: bool) -> None:
+    """Between the store and the runner: what was opened is owned when the signal is raised; and where opening takes
+    longer than the process may, what comes too late is closed by who opened it. No lease is left."""
+    code = f"""
+    import openjobs.runner
+    made = openjobs.runner.JobRunner
+
+    class Slow(made):
+        def __init__(self, *args, **kwargs):
+            say("opening")
+            end = time.monotonic() + 20
+            while not (launcher._closed.is_set() if {swallows} else launcher.stopping.is_set()):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            super().__init__(*args, **kwargs)
+            say("opened")
+
+    openjobs.runner.JobRunner = Slow
+    with Launcher() as launcher:
+        runtime = launcher.open({HOME}, workers=1)
+        say("not reached")
+    """
+    with program(JOBS + textwrap.dedent(code), home=tmp_path / "h") as run:
+        run.until("opening")
+        run.send(signal.SIGTERM)
+        assert run.end() == 143
+    assert run.said == ["opening", "opened"]
+    assert os.listdir(tmp_path / "h" / "leases") == []

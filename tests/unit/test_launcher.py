@@ -105,13 +105,15 @@ def test_what_ended_before_is_not_closed_again(order: list[str]) -> None:
 
 
 def test_nothing_is_registered_after_the_end() -> None:
-    """A closing launcher refuses new resources, since it would not close them."""
+    """A closing launcher refuses new resources; a provider that is there already is closed at once."""
     owner = launcher()
     owner.close()
     with pytest.raises(Closed):
         owner.on_close(lambda: None)
-    with pytest.raises(Closed):
-        owner.provide("store", object(), lambda left: None)
+    left_s: list[float] = []
+    with pytest.raises(Closed, match="store was closed again"):
+        owner.provide("store", object(), left_s.append)
+    assert left_s == [0.25]
 
 
 def test_closing_twice_closes_once(order: list[str]) -> None:
