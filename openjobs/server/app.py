@@ -21,7 +21,7 @@ import orjson
 
 from ..errors import Closed, InvalidConfiguration
 from .backend import Backend, RunnerBackend, Surroundings
-from .conversation import Conversations
+from .conversation import Conversations, Metas
 from .feed import Feed
 from .logs import Logs
 from .security import (
@@ -119,6 +119,7 @@ class App:
         self.feed = Feed(backend)
         self.logs = Logs(backend)
         self.conversations = Conversations(backend.store)
+        self.metas = Metas(backend.store)
         self.connections: set[Connection] = set()
         self.streams = 0
         self.dropped = 0
@@ -141,6 +142,7 @@ class App:
             if self._started or self.closing:
                 return
             self._started = True
+        self._routes()
         self._forget = self.feed.listen(self._ring)
         self.feed.start()
 
@@ -157,7 +159,7 @@ class App:
         if started:
             self._forget()
             self.feed.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self.backend.close()
 
     def _close_connections(self) -> None:

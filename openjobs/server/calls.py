@@ -181,7 +181,7 @@ class Calls:
 
     def _title(self, session_id: str) -> str | None:
         try:
-            return self._app.store.session(session_id).title
+            return self._app.metas.get(session_id).title
         except OpenJobsError:
             return None
 
@@ -215,7 +215,7 @@ class Calls:
             about = known.get(session_id, {})
             title, created_at, head_id, damaged = "", None, None, None
             try:
-                meta = self._app.store.session(session_id).meta
+                meta = self._app.metas.get(session_id, about.get("changed_at", ""))
                 title, created_at, head_id = meta.title, to_text(meta.created_at), meta.head_id
             except (OpenJobsError, OSError) as error:
                 damaged = str(error)

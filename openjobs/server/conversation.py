@@ -7,15 +7,16 @@ nothing is read again.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import attrs
 
 from ..clock import to_text
 from ..errors import UnknownNode
-from ..session import Documents, Node
+from ..session import Documents, Meta, Node
 from ..session.history import ATTACH, Segment
 from ..store import JobStore
 from .markdown import to_html
@@ -26,6 +27,8 @@ BRANCHES_LIMIT = 200
 #: how far up a branch is followed to find where it leaves the one that is shown
 _FORK_STEPS = 2_000
 _SESSIONS = 4
+_METAS = 10_000
+_META_S = 5.0
 
 
 @attrs.frozen(slots=True)
@@ -86,6 +89,34 @@ def _lights(segment: Segment) -> Iterator[_Light]:
 
 class Subjects(Protocol):
     def get(self, job_id: str) -> str | None: ...
+
+
+class Metas:
+    """What is true of each session as a whole, read again after a while: a home may have thousands.
+
+    What the lock protects: what is remembered. It is not held while a session is read.
+    """
+
+    def __init__(self, store: JobStore, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, str, Meta]] = {}
+
+    def get(self, session_id: str, changed_at: str = "") -> Meta:
+        """`changed_at` is when something was seen to change in it last. Raises `UnknownSession`, `Damaged`, ..."""
+        now = self._monotonic()
+        with self._lock:
+            known = self._known.get(session_id)
+        if known is not None and known[0] > now and known[1] == changed_at:
+            return known[2]
+        found = self._store.session(session_id).meta
+        with self._lock:
+            if len(self._known) >= _METAS:
+                self._known.clear()
+            # Not all at the same time, so that no list has to read every session again.
+            self._known[session_id] = (now + _META_S * (1 + len(self._known) % 10 / 10), changed_at, found)
+        return found
 
 
 class Conversations:

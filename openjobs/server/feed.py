@@ -29,7 +29,7 @@ from ..jobs import Job
 from ..processes.task import Task
 from ..runner.hub import TASK_PROGRESS, HubEvent, Subscription
 from .backend import Backend
-from .rows import JOB, PROCESS, Row, clean, job_row
+from .rows import JOB, PROCESS, Row, clean, encoded, job_row
 from .summary import Change, Entry, Filter, Summary, chosen
 from .watcher import Watcher
 
@@ -52,6 +52,7 @@ SNAPSHOT_NEWEST = 200
 #: how much older than `since` a change may be and still have been told after it
 _SLACK = timedelta(seconds=10)
 _LOAD_WAIT_S = 2.0
+_CLOSE_S = 0.5
 
 
 @attrs.frozen(slots=True)
@@ -155,7 +156,7 @@ class Feed:
             self._subscription.close()
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join()
+                thread.join(_CLOSE_S)  # one that is reading a large home ends when it looks up
 
     @property
     def loaded(self) -> bool:
@@ -194,10 +195,13 @@ class Feed:
         subscription = self._subscription
         events = subscription.drain() if subscription is not None else []
         for event in events:
-            if event.kind == TASK_PROGRESS:
-                self._hold_progress(event)
-            else:
-                self.put_job(event.job)
+            try:
+                if event.kind == TASK_PROGRESS:
+                    self._hold_progress(event)
+                else:
+                    self.put_job(event.job)
+            except Exception:
+                log.exception("job %s: an event could not be passed on", event.job_id)
         if subscription is not None and subscription.missed != self._missed:
             self._missed = subscription.missed
             self._reread.set()
@@ -291,7 +295,7 @@ class Feed:
             "session_id": session_id,
             **fields,
         }
-        raw = orjson.dumps(message)
+        raw = encoded(message)
         self._total_bytes += len(raw)
         self._told.append(_Told(raw.decode(), session_id, self._total_bytes))
         if len(self._told) > self._keep_events + 1_000:
@@ -390,7 +394,7 @@ class Feed:
                 "complete": self.loaded and not self._summary.capped,
                 "partial": len(wanted) > SNAPSHOT_ROWS,
             }
-        text = orjson.dumps({**about, "tasks": rows}).decode()
+        text = encoded({**about, "tasks": rows}).decode()
         return Subscribed(seq=seq, replayed=None, snapshot=text, after_seq=seq)
 
     # --- giving out: rows ---

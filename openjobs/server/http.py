@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, Router, WebSocketRoute
@@ -24,6 +23,7 @@ from ..runlog import Stream
 from .app import STREAM_LIMIT
 from .calls import Calls
 from .logs import READ_BYTES, Follower, Piece
+from .rows import encoded
 from .security import Refusal, TokenAuth
 from .socket import Connection
 
@@ -65,7 +65,7 @@ def status_of(error: BaseException) -> int:
 
 
 def answer(fields: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(fields), status, media_type="application/json")
+    return Response(encoded(fields), status, media_type="application/json")
 
 
 def failed(error: BaseException) -> Response:
@@ -314,7 +314,7 @@ class Routes:
                 events = await self._app.work(follower.look)
                 for name, offset, fields in events:
                     mark = "" if offset is None else f"id: {offset}\n"
-                    yield f"event: {name}\n{mark}data: {orjson.dumps(fields).decode()}\n\n".encode()
+                    yield f"event: {name}\n{mark}data: {encoded(fields).decode()}\n\n".encode()
                 if follower.over:
                     return
                 if follower.moved:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+import orjson
+
 from ..clock import to_text
 from ..host.wire import job_to_wire, task_to_wire
 from ..jobs import Job
@@ -121,6 +123,14 @@ def clean(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [clean(item) for item in value]
     return value
+
+
+def encoded(fields: Any) -> bytes:
+    """As JSON. A lone surrogate (a path in an error, an echoed name) becomes U+FFFD instead of an error."""
+    try:
+        return orjson.dumps(fields)
+    except TypeError:
+        return orjson.dumps(clean(fields))
 
 
 def one_line(command: Any) -> str:

@@ -14,7 +14,6 @@ import math
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ..clock import to_text
@@ -22,6 +21,7 @@ from ..errors import BadFrame, InvalidInput, OpenJobsError
 from ..host.wire import decode, error_to_wire
 from .app import CONNECTION_LIMIT, expired
 from .calls import ACTIONS, Calls, check_fields, session_of, text_of, whole_of
+from .rows import encoded
 from .security import Admitted, Refusal
 
 if TYPE_CHECKING:
@@ -298,12 +298,7 @@ def _encoded(action: str, request_id: Any, call: Any, calls: Calls, fields: dict
 
 
 def _text(fields: dict[str, Any]) -> str:
-    from .rows import clean
-
-    try:
-        return orjson.dumps(fields).decode()
-    except TypeError:
-        return orjson.dumps(clean(fields)).decode()  # a lone surrogate in an echoed name
+    return encoded(fields).decode()
 
 
 def _request_id(value: Any) -> Any:

@@ -81,9 +81,11 @@ class TestWebSocket:
             assert early["timed_out"]
             assert early["tasks"][0]["status"] == "running"
             ws.send(action="await_jobs", job_ids=[job_id], request_id=7)
+            turns["probe X"].obeys = False
             cancelled = ws.ask("cancel_job", job_id=job_id, reason="enough")
             assert set(cancelled) == {"action", "request_id", "job_id", "status"}
             assert cancelled["status"] == "running"
+            turns["probe X"].finish.set()
             waited = ws.answer(7)
             assert not waited["timed_out"]
             assert waited["tasks"][0]["status"] == "cancelled"
@@ -332,7 +334,9 @@ class TestHttp:
             answer = ws.ask("list_jobs", status_filter=["running", "queued"], session_id="s1")
             assert listed == {name: value for name, value in answer.items() if name not in ("action", "request_id")}
         assert listed["running_total"] == 1
+        turns["**bold**"].obeys = False
         assert client.post(f"/api/jobs/{job_id}/cancel", {"reason": "r"})["status"] == "running"
+        turns["**bold**"].finish.set()
         done = eventually(lambda: (found := client.get(f"/api/jobs/{job_id}"))["status"] == "cancelled" and found)
         assert done["prompt_html"] == "<p><strong>bold</strong></p>\n"
         assert done["cancel_reason"] == "r"
