@@ -153,6 +153,7 @@ class Keeper:
         elif self._start():
             self._tell(event="started", child=self._child.to_json() if self._child else None)
             self._keep()
+        self._close_spills()
         while self._unwritten:
             time.sleep(max(0.0, self._write_due - time.monotonic()))
             self._write_again()
@@ -489,6 +490,14 @@ class Keeper:
         if stream.spill >= 0:
             os.close(stream.spill)
             stream.spill = -1
+
+    def _close_spills(self) -> None:
+        """Nothing comes any more, whatever is still to be written down."""
+        for stream in self._all_streams:
+            self._close_spill(stream)
+        if not self._all_streams:
+            for fd in self._spills:
+                os.close(fd)
 
     def _watch_spills(self, poll: select.poll, before: dict[int, _Stream]) -> dict[int, _Stream]:
         """The spills that have to take something first; the pipes behind them rest meanwhile."""
