@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..durable import Disk
-from ..errors import InvalidInput
+from ..errors import CancelledError, InvalidInput
 from ..ids import check_session_id, new_id, short
 from ..jobs import TurnRequest, TurnResult
 from ..processes import layout
@@ -99,10 +99,16 @@ class CommandProfile:
             finally:
                 said.close()
         if events is None:
-            return TurnResult(
+            result = TurnResult(
                 final_text=_text(end, None if self._home is None else request.job_id), error=_error(end, template)
             )
-        return TurnResult(final_text=events.text, error=_judged(events, end, template), usage=events.usage)
+        else:
+            result = TurnResult(final_text=events.text, error=_judged(events, end, template), usage=events.usage)
+        if end.cancelled:
+            # Returned, it would count as completed where nobody cancelled the job: when its runner shuts down.
+            request.partial(result.final_text)
+            raise CancelledError(f"the command of job {request.job_id} was ended", usage=result.usage)
+        return result
 
     def _env(self, request: TurnRequest) -> dict[str, str]:
         """The client's own environment where it sent one, and never a mixture of two."""

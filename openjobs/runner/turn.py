@@ -30,7 +30,12 @@ def take_turn(live: LiveJob, request: TurnRequest, event_id: str) -> End:
         # SystemExit and KeyboardInterrupt too: in a worker they mean nothing but this job's end.
         log.info("job %s raised", live.job_id, exc_info=True)
         if isinstance(error, CancelledError) and live.cancel_event.is_set():
-            return Cancelled(event_id=event_id, reason=live.cancel_reason, result_text=live.partial_text)
+            return Cancelled(
+                event_id=event_id,
+                reason=live.cancel_reason,
+                result_text=live.partial_text,
+                usage=getattr(error, "usage", None),
+            )
         return Errored(event_id=event_id, error=describe(error), result_text=live.partial_text)
     live.returned = True
     return end_of(result, event_id, live.partial_text)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from openjobs import GitJobStore, JobRunner, SpawnRequest, errors
 from openjobs.agents import Profiles
 from openjobs.agents.templates import _KEYS, CommandTemplate, parse_templates, read_templates
 from openjobs.errors import Closed, InvalidConfiguration, InvalidInput, UnknownAgent
@@ -366,9 +367,22 @@ class TestCommands:
             cancel.set()
 
         request = request_for("echo begun; sleep 600; echo never", partial=show)
-        result = profiles.get("shell")(request, cancel)
-        assert result == TurnResult(final_text="begun")
-        assert shown[0] == "begun\n"
+        with pytest.raises(errors.CancelledError):
+            profiles.get("shell")(request, cancel)
+        assert (shown[0], shown[-1]) == ("begun\n", "begun")
+
+    def test_a_shutdown_ends_a_command_as_cancelled(self, tmp_path: Path) -> None:
+        """Nobody cancelled the job, and it is not completed either."""
+        (tmp_path / "home").mkdir(mode=0o700)
+        with GitJobStore(tmp_path / "home") as store, Profiles(tmp_path / "home", environ=PATH) as profiles:
+            runner = JobRunner(store, profiles=profiles)
+            store.create_session("s1")
+            ask = SpawnRequest(prompt="echo begun; exec sleep 600", parent_session_id="s1", agent_id="shell")
+            job = runner.submit(ask)
+            eventually(lambda: runner.get(job.job_id).result_text == "begun\n")
+            runner.shutdown(timeout=2)
+            ended = store.get(job.job_id)
+        assert (ended.status.value, ended.cancel_reason, ended.result_text) == ("cancelled", "shutdown", "begun")
 
     def test_without_a_home_nothing_is_left(self, tmp_path: Path) -> None:
         """On a store in memory a command runs in a temporary place that is removed."""
