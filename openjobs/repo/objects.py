@@ -125,6 +125,10 @@ class PackFile:
             self._fan, self._index = fan, raw if size <= _IDX_IN_MEMORY_BYTES else b""
         return self._fan
 
+    def forget(self) -> None:
+        """Give back the index; it is read again when it is needed."""
+        self._fan, self._index = None, b""
+
     def _part(self, at: int, size: int) -> bytes:
         if self._index:
             return self._index[at : at + size]
@@ -219,6 +223,8 @@ class ObjectStore:
             self._shrink(_RESTING_BYTES)
             while len(self._trees) > _RESTING_TREES:
                 self._trees.popitem(last=False)
+            for pack in self._packs:
+                pack.forget()
 
     def close(self) -> None:
         with self._lock:
