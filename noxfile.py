@@ -24,7 +24,7 @@ def install(session: nox.Session, *groups: str, extras: str = "") -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test but the benchmarks."""
-    install(session, "tests", extras="[server,pydantic-ai]")
+    install(session, "tests", extras="[server,pydantic-ai,mcp]")
     session.run("pytest", *session.posargs)
 
 
@@ -39,7 +39,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typing(session: nox.Session) -> None:
     """mypy, strict, as on Linux and as on macOS."""
-    install(session, "typing", extras="[server,pydantic-ai]")
+    install(session, "typing", extras="[server,pydantic-ai,mcp]")
     for platform in ("linux", "darwin"):
         session.run("mypy", f"--platform={platform}", *session.posargs)
 

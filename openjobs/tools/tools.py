@@ -91,14 +91,14 @@ class AgentTools:
     ) -> None:
         """`caller_msg_id` is the message that makes the calls; where the session has it, cards hang there.
 
-        `agents` are the ids a model may name; None: those that the runner's profiles were given, without the built-in
+        `agents` are the ids a model may name, the usual one first; None: those that the runner's profiles were given, without the built-in
         ones (`shell` runs its prompt), or any, where a `sync_fn` runs every job. `cwd` and `env` are those of the
         jobs and commands. Raises `UnknownSession`.
         """
         self.session_id = runner.store.session(session_id).session_id
         self.plan_mode = plan_mode
         self.caller_msg_id = caller_msg_id
-        self._runner = runner
+        self.runner = runner
         self._store = runner.store
         self._processes = processes
         self._agents = tuple(agents) if agents is not None else None
@@ -171,7 +171,7 @@ class AgentTools:
             return self._settled(self._foreground(job))
         path = result_file(self._store.home, job)
         if path is not None:
-            ResultFiles.of(self._runner).keep(self._runner, job)
+            ResultFiles.of(self.runner).keep(self.runner, job)
         return {"job_id": job.job_id, "status": job.status.value, "output_file": None if path is None else str(path)}
 
     def job_output(
@@ -221,7 +221,7 @@ class AgentTools:
         found = self._finder.find(job_id)
         if isinstance(found, Job):
             self._refuse_above(found, "stopped from inside; to end it, end your own turn")
-            found = self._runner.cancel(found.job_id, reason)
+            found = self.runner.cancel(found.job_id, reason)
             ok = found.cancel_requested_at is not None
         else:
             assert self._processes is not None
@@ -316,7 +316,7 @@ class AgentTools:
         self._enter()
         try:
             step = self._begin(name, arguments, tool_call_id, cancel_event)
-            return told(settle(step, self._runner, self._processes, self._all_stops(step, cancel_event)))
+            return told(settle(step, self.runner, self._processes, self._all_stops(step, cancel_event)))
         except OpenJobsError as error:
             return told_error(error)
 
@@ -334,7 +334,7 @@ class AgentTools:
         try:
             step = await asyncio.to_thread(hand.take, lambda: self._begin(name, arguments, tool_call_id, cancel_event))
             stops = self._all_stops(step, cancel_event)
-            return told(await settle_async(step, self._runner, self._processes, stops))
+            return told(await settle_async(step, self.runner, self._processes, stops))
         except asyncio.CancelledError:
             await asyncio.to_thread(hand.let_go)
             raise
@@ -385,7 +385,7 @@ class AgentTools:
         """The answer; within `call` the step itself, which is settled there."""
         answer: Any = step
         if not self._deferred:
-            answer = settle(step, self._runner, self._processes, self._all_stops(step, None))
+            answer = settle(step, self.runner, self._processes, self._all_stops(step, None))
         settled: T = answer
         return settled
 
@@ -403,7 +403,7 @@ class AgentTools:
 
     def _spawn(self, prompt: str, description: str, agent_id: str | None, context: str | None, *, notify: bool) -> Job:
         self._refuse_too_deep()
-        usual = self._turn.agent_id if self._turn is not None else "main"
+        usual = self._usual_agent()
         if agent_id and agent_id != usual:
             self._refuse_agent(agent_id)
         request = SpawnRequest(
@@ -429,11 +429,11 @@ class AgentTools:
 
     def _submit(self, request: SpawnRequest) -> Job:
         try:
-            return self._runner.submit(request)
+            return self.runner.submit(request)
         except IdempotencyConflict:
             # The server used the id again for something else: then what is asked for is part of the key.
             key = f"{request.origin_tool_call_id}#{request_digest(request)[:16]}"
-            return self._runner.submit(attrs.evolve(request, origin_tool_call_id=key))
+            return self.runner.submit(attrs.evolve(request, origin_tool_call_id=key))
 
     def _start(self, processes: ProcessSupervisor, command: str, description: str, timeout_ms: int | None) -> Task:
         def start(key: str | None) -> Task:
@@ -496,7 +496,12 @@ class AgentTools:
         job = self._turn.job if self._turn is not None else None
         while job is not None:
             yield job
-            job = self._runner.get(job.parent_job_id) if job.parent_job_id is not None else None
+            job = self.runner.get(job.parent_job_id) if job.parent_job_id is not None else None
+
+    def _usual_agent(self) -> str:
+        if self._turn is not None:
+            return self._turn.agent_id
+        return self._agents[0] if self._agents else "main"
 
     def _refuse_agent(self, agent_id: str) -> None:
         names = self._agent_names()
@@ -505,14 +510,14 @@ class AgentTools:
 
     def _unknown_agent(self, agent_id: str) -> UnknownAgent:
         names = list(self._agent_names() or ())
-        there = f"there are {', '.join(names)}" if names else "leave agent_id out for the usual one"
+        there = f"there are {', '.join(names)}" if names else "none is set up here"
         return UnknownAgent(f"there is no agent {agent_id!r}; {there}", agent_id=agent_id, candidates=names)
 
     def _agent_names(self) -> Sequence[str] | None:
         """What a model may name; None: anything."""
-        if self._agents is not None or self._runner.sync_fn is not None:
+        if self._agents is not None or self.runner.sync_fn is not None:
             return self._agents
-        return getattr(self._runner.profiles, "set_up", list)()
+        return getattr(self.runner.profiles, "set_up", list)()
 
     # --- answers -------------------------------------------------------------------------------------------
 
@@ -525,7 +530,7 @@ class AgentTools:
             return self._answers.result(ended, self._limit_chars)
 
         def stopped() -> Pending[str]:
-            self._runner.cancel(job.job_id, STOPPED)
+            self.runner.cancel(job.job_id, STOPPED)
             return Pending(jobs=[job.job_id], timeout_s=_STOP_S, answer=answer)
 
         return Pending(jobs=[job.job_id], answer=answer, stopped=stopped)

@@ -265,3 +265,13 @@ def test_with_pydantic_ai(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert out.startswith('{"agent":"')
     with GitJobStore("agent-home") as store:
         assert {job.status.value for job in store.list()} == {"completed"}
+
+
+def test_the_server_has_the_options_that_the_page_names() -> None:
+    """What is written for another program's configuration works."""
+    from openjobs.integrations.mcp import main
+
+    part = PAGE.partition("## From another program, over MCP")[2].partition("\n## ")[0]
+    named = set(re.findall(r"(?<![\w-])--[a-z]+", part))
+    assert named == {"--session", "--shell", "--agent"}
+    assert named <= {flag for each in main.params for flag in each.opts}

@@ -100,7 +100,7 @@ def test_a_call_that_a_kill_interrupted_gets_the_first_job(home: Path, log: Path
 
 
 def _files(tools: AgentTools, job_id: str) -> dict[str, str]:
-    run_id = tools._runner.get(job_id).run_id
+    run_id = tools.runner.get(job_id).run_id
     assert run_id is not None
     path = tools._store.home / "sessions" / "s1" / "runs" / run_id / "result.txt"  # type: ignore[operator]
     return {"job_id": job_id, "output_file": str(path)}
@@ -153,7 +153,7 @@ def test_a_kill_before_any_effect_of_a_submit_leaves_one_job_at_most(home: Path,
             assert not answer.is_error
             text = tools.job_output(answer.value["job_id"])
             found.add("retried" if text.endswith("done") else "first")
-            jobs = tools._runner.list("s1", limit=None)
+            jobs = tools.runner.list("s1", limit=None)
             assert len([job for job in jobs if job.origin_tool_call_id == f"m1:{call_id}"]) == 1
             assert all(job.status in TERMINAL for job in jobs)
         assert (not log.exists()) or log.read_text() == "ran\n"

@@ -524,6 +524,8 @@ def test_a_host_can_say_which_agents_there_are(runner: JobRunner, turns: Turns) 
     assert schema["enum"] == ["main", "critic"]
     assert '"main" or "critic"' in tools.call("agent", {**ASK, "agent_id": "other"})
     assert tools.call("agent", {**ASK, "agent_id": "critic"}) == "did x"
+    AgentTools(runner, "s1", agents=["critic", "main"]).agent("x", "x")
+    assert runner.list("s1")[0].agent_id == "critic"  # the first is the usual one
     with pytest.raises(errors.UnknownAgent, match="there are main, critic"):
         tools.agent("x", "x", agent_id="other")
 
