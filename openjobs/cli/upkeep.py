@@ -67,6 +67,7 @@ def fsck_command(state: State, sessions: tuple[str, ...]) -> int:
             report = state.store.fsck(session_id)
         found = [{"where": finding.where, "what": finding.what} for finding in report.findings]
         found += _journal_findings(state, session_id) + _log_findings(state, session_id)
+        found += _fact_findings(state, session_id)
         reports.append({"session_id": session_id, "counts": dict(report.counts), "findings": found})
         if not state.json:
             told = [(count, one_line(name)) for name, count in report.counts.items() if name != "sessions"]
@@ -90,6 +91,18 @@ def _journal_findings(state: State, session_id: str) -> list[dict[str, str]]:
         state.tasks.journal(session_id).refresh()
     except (Damaged, Refused) as error:
         return [{"where": "tasks.jsonl", "what": str(error)}]
+    return []
+
+
+def _fact_findings(state: State, session_id: str) -> list[dict[str, str]]:
+    """Whether the facts of jobs and background commands can be read to their end."""
+    from ..facts import read
+
+    try:
+        for _ in read(state.home / "sessions" / session_id):
+            pass
+    except (Damaged, Refused) as error:
+        return [{"where": "events.jsonl", "what": str(error)}]
     return []
 
 

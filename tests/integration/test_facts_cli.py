@@ -187,6 +187,16 @@ def test_damage_is_named_and_the_rest_is_shown(cli: Cli) -> None:
     assert "damaged at byte" in cli.run("events", "-f", "--session", "s1", code=6).err
 
 
+def test_fsck_looks_at_facts(cli: Cli) -> None:
+    """Damage in the ledger of facts is a finding, exit code 6; without any there is none."""
+    cli.run("agent", "--agent", "echo", "probe")
+    cli.run("fsck")
+    path = cli.home / "sessions" / "default" / "events.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"job/", b"jop/", 1))
+    told = cli.run("fsck", "--json", code=6).json
+    assert [finding["where"] for finding in told["sessions"][0]["findings"]] == ["events.jsonl"]
+
+
 def test_nothing_there(cli: Cli) -> None:
     """No home, no facts, no such session."""
     told = cli.run("events")

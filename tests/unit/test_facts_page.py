@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from openjobs import JobRunner, MockTaskStore, SpawnRequest, TurnResult, facts
+from openjobs.host.launcher import Launcher
 from tests.unit.test_facts import settled
 
 PAGE = (Path(__file__).parents[2] / "docs" / "facts.md").read_text()
@@ -31,7 +32,7 @@ def test_every_name_of_a_fact_is_documented() -> None:
 
 def test_every_example_is_run() -> None:
     """No example but those that these tests run."""
-    assert len(re.findall("```python", PAGE)) == 2
+    assert len(re.findall("```python", PAGE)) == 3
 
 
 def test_reading_as_the_page_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,3 +69,26 @@ def test_following_as_the_page_shows_it() -> None:
         found, cursor = asyncio.run(first(facts.START))
         assert found == ends[0]
         assert asyncio.run(first(cursor))[0] == ends[1]
+
+
+def test_a_launcher_as_the_page_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that the agent runs while it is made is recorded; the agent is closed before the host's own disposer."""
+    closed: list[str] = []
+
+    class Agent:
+        def __init__(self, runner: JobRunner) -> None:
+            runner.store.create_session("s1")
+            job = runner.submit(
+                SpawnRequest(prompt="probe", parent_session_id="s1"), sync_fn=lambda request, event: TurnResult()
+            )
+            runner.await_job(job.job_id)
+
+        def close(self) -> None:
+            closed.append("agent")
+
+    monkeypatch.setattr(Launcher, "wait", lambda self: True)
+    names: dict[str, Any] = {"home": tmp_path / "h", "connect": Agent, "flush": lambda: closed.append("host")}
+    exec(compile(example("launcher"), "docs/facts.md", "exec"), names)
+    assert closed == ["agent", "host"]
+    ends = list(facts.read(tmp_path / "h" / "sessions" / "s1"))
+    assert [fact.type for fact in ends] == ["job/registered", "job/settled"]
