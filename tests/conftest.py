@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from .support import FakeClock, fence
+from .support.chaos import Chaos, again, chaos_of, told
 from .support.leaks import Snapshot, settled
 
 fence.put_up(Path(__file__).parents[1])
@@ -77,6 +78,17 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def chaos() -> bool:
-    """Whether this is the long run (`nox -s chaos`)."""
-    return CHAOS
+def chaos(request: pytest.FixtureRequest) -> Chaos:
+    """True in the long run (`nox -s chaos`); how many rounds, and what was counted."""
+    return chaos_of(request.node.user_properties)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the harnesses counted (in the long run), and how to see each failure again."""
+    for outcome in ("passed", "failed") if CHAOS else ():
+        for report in terminalreporter.stats.get(outcome, []):
+            if report.when == "call" and (line := told(report.nodeid, report.user_properties)):
+                terminalreporter.write_line(f"{outcome}: {line}")
+    for report in terminalreporter.stats.get("failed", []):
+        for line in again(report.nodeid, report.user_properties):
+            terminalreporter.write_line(f"again: {line}")

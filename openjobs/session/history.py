@@ -99,7 +99,8 @@ def _text(value: Any) -> str:
     return value
 
 
-_ID = re.compile(rb'\{"id":"([^"\\]+)",')
+#: ASCII only: what else stands there is looked at by who can refuse it
+_ID = re.compile(rb'\{"id":"([^"\\\x80-\xff]+)",')
 
 
 class Segment:

@@ -21,6 +21,7 @@ from openjobs.runner import JobClient
 from openjobs.runner.ending import EndStep
 from openjobs.store import GitJobStore
 from tests.support import eventually
+from tests.support.chaos import Chaos
 from tests.support.cli import ROOT
 from tests.support.disks import FaultyDisk
 
@@ -231,7 +232,7 @@ def _all(store: GitJobStore, job: Job) -> bytes:
 # --- many ---------------------------------------------------------------------------------------------------
 
 
-def test_many_short_commands_of_jobs_leave_nothing_behind(runner: JobRunner, store: GitJobStore, chaos: bool) -> None:
+def test_many_short_commands_of_jobs_leave_nothing_behind(runner: JobRunner, store: GitJobStore, chaos: Chaos) -> None:
     """Each drains in the thread of its worker: threads, descriptors and open logs are as many after a thousand jobs
     as after a few, and every log is complete."""
 
@@ -244,7 +245,7 @@ def test_many_short_commands_of_jobs_leave_nothing_behind(runner: JobRunner, sto
 
     ended = batch(10)
     before = used()
-    for _ in range(100 if chaos else 4):
+    for _ in range(chaos.rounds(4, 100)):
         ended += batch(20)
         eventually(lambda: used() == before, BOUND_S)
     assert {job.status for job in ended} == {JobStatus.COMPLETED}

@@ -16,6 +16,7 @@ from openjobs import errors
 from openjobs.jobs import Errored, Job, JobStatus, Queued, Started
 from openjobs.store import GitJobStore
 from tests.support import git
+from tests.support.chaos import Chaos
 from tests.support.jobs import clean, end_of, job_for, walk_to_the_end
 
 ME = ("-c", "user.name=me", "-c", "user.email=me@localhost")
@@ -295,9 +296,9 @@ with GitJobStore(sys.argv[1], durability="relaxed") as store:
 """
 
 
-def test_two_processes_and_a_foreign_git_share_a_session(store: GitJobStore, home: Path, chaos: bool) -> None:
+def test_two_processes_and_a_foreign_git_share_a_session(store: GitJobStore, home: Path, chaos: Chaos) -> None:
     """Every acknowledged job of both and every foreign commit is there, in one linear history."""
-    jobs = 300 if chaos else 25
+    jobs = chaos.rounds(25, 300)
     root = str(Path(__file__).resolve().parents[2])
     workers = [
         subprocess.Popen(

@@ -25,6 +25,7 @@ from openjobs.processes.tree import TASK_VARIABLE
 from openjobs.runlog import RunLogReader
 from openjobs.store import GitJobStore, MockTaskStore
 from tests.support import eventually
+from tests.support.chaos import Chaos
 from tests.support.jobs import job_for
 
 BOUND_S = 20.0
@@ -529,9 +530,9 @@ def _outputs(supervisor: ProcessSupervisor) -> int:
 # --- many ------------------------------------------------------------------------------------------------
 
 
-def test_many_short_tasks_leave_nothing_behind(supervisor: ProcessSupervisor, chaos: bool) -> None:
+def test_many_short_tasks_leave_nothing_behind(supervisor: ProcessSupervisor, chaos: Chaos) -> None:
     """Threads and descriptors are as many after hundreds of tasks as after a few; each has its end."""
-    count = 2000 if chaos else 150
+    count = chaos.rounds(150, 2000)
 
     def batch(number: int) -> None:
         for task in [supervisor.start("s", ["true"], env=ENV) for _ in range(number)]:

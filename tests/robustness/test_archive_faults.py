@@ -20,6 +20,7 @@ from openjobs.durable import Disk
 from openjobs.host.transfer import export_session, import_session
 from openjobs.repo import bundle, packscan
 from openjobs.store.archive import ABOUT, BUNDLE, SUMS, ArchiveReader, header, sum_line
+from tests.support.chaos import Chaos
 from tests.support.disks import FaultyDisk
 from tests.support.homes import SESSION, fill
 
@@ -60,19 +61,19 @@ def nothing_is_left(store: GitJobStore) -> None:
 # --- damage -------------------------------------------------------------------------------------------------
 
 
-def test_no_cut_archive_comes_in(archive: Path, tmp_path: Path, chaos: bool) -> None:
+def test_no_cut_archive_comes_in(archive: Path, tmp_path: Path, chaos: Chaos) -> None:
     """Cut at every block, at random bytes and at its last: refused, with nothing left."""
     raw = archive.read_bytes()
     source = random.Random(5)
     cuts = {0, 1, 511, 512, len(raw) - 1, len(raw) - 512, len(raw) - 1024, *range(0, len(raw), 512 if chaos else 16384)}
-    cuts |= {source.randrange(len(raw)) for _ in range(400 if chaos else 20)}
+    cuts |= {source.randrange(len(raw)) for _ in range(chaos.rounds(20, 400, "random cuts"))}
     for cut in sorted(cuts):
         (tmp_path / "cut").write_bytes(raw[:cut])
         refused(tmp_path / "cut", tmp_path / "home")
-    print(f"cuts: {len(cuts)}")
+    chaos.count("cuts", len(cuts))
 
 
-def test_no_flipped_bit_comes_in(archive: Path, tmp_path: Path, chaos: bool) -> None:
+def test_no_flipped_bit_comes_in(archive: Path, tmp_path: Path, chaos: Chaos) -> None:
     """Any single bit, wherever it stands: each is refused by the reader, with its place where it has one."""
     raw = bytearray(archive.read_bytes())
     source = random.Random(6)
@@ -95,7 +96,7 @@ def test_no_flipped_bit_comes_in(archive: Path, tmp_path: Path, chaos: bool) -> 
             if count % 100 == 0 and not chaos:
                 (tmp_path / "one").write_bytes(raw[:place] + bytes((raw[place] ^ 1,)) + raw[place + 1 :])
                 refused(tmp_path / "one", tmp_path / "home")
-    print(f"flips: {count}")
+    chaos.count("flips", count)
 
 
 def test_something_behind_the_end_is_refused(archive: Path, tmp_path: Path) -> None:
@@ -229,7 +230,7 @@ def test_parts_that_contradict_each_other_are_refused(archive: Path, tmp_path: P
     refused(rebuilt(renamed, tmp_path / "x", "evil"), tmp_path / "home")
 
 
-def test_bundles_of_somebody_else_are_refused(archive: Path, tmp_path: Path, chaos: bool) -> None:
+def test_bundles_of_somebody_else_are_refused(archive: Path, tmp_path: Path, chaos: Chaos) -> None:
     """Flipped, cut, with prerequisites, a bomb, a base outside, a pack that lies about its count."""
     members = members_of(archive)
     whole = members[BUNDLE]
@@ -256,7 +257,7 @@ def test_bundles_of_somebody_else_are_refused(archive: Path, tmp_path: Path, cha
         whole + b"x",
     ]
     source = random.Random(8)
-    for _ in range(300 if chaos else 25):
+    for _ in range(chaos.rounds(25, 300, "flipped bundles")):
         place = source.randrange(len(whole))
         flipped = whole[:place] + bytes((whole[place] ^ 1 << source.randrange(8),)) + whole[place + 1 :]
         raw = flipped[head:-20]
@@ -272,7 +273,8 @@ def test_bundles_of_somebody_else_are_refused(archive: Path, tmp_path: Path, cha
                 nothing_is_left(store)
         shutil.rmtree(tmp_path / str(number))
     assert survived <= len(cases) // 4
-    print(f"bundles: {len(cases)}, of which {survived} held the same objects")
+    chaos.count("bundles", len(cases))
+    chaos.count("of them with the same objects", survived)
 
 
 def test_a_delta_that_would_fill_the_memory_is_not_applied() -> None:
@@ -366,13 +368,12 @@ def test_each_effect_of_an_export_may_fail(home: Path, tmp_path: Path, code: int
                 break
             k += 1
     assert min(ends.values()) >= 1
-    print(f"effects of an export: {k}, ends {ends}")
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("code", "for_good"), CODES, ids=["EIO", "ENOSPC-for-good", "EACCES"])
 def test_each_effect_of_an_import_may_fail(
-    archive: Path, tmp_path: Path, code: int, for_good: bool, chaos: bool
+    archive: Path, tmp_path: Path, code: int, for_good: bool, chaos: Chaos
 ) -> None:
     """k = 1, 2, …: the session is not there, or there whole; the next import clears up and succeeds."""
     ends = {"done": 0, "refused": 0, "unknown": 0}
@@ -406,7 +407,7 @@ def test_each_effect_of_an_import_may_fail(
         k += step
     assert ends["refused"] > 3
     assert ends["done"] >= 1
-    print(f"effects of an import: {k}, ends {ends}")
+    chaos.count("effects that failed", sum(ends.values()))
 
 
 def test_an_import_that_was_killed_is_cleared_by_the_next(archive: Path, tmp_path: Path) -> None:

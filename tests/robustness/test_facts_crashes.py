@@ -21,6 +21,7 @@ from openjobs.durable import Disk
 from openjobs.durable.disk import AnyPath
 from openjobs.facts import Fact, FileFactLog, Registered, Settled
 from openjobs.ledger import Ledger
+from tests.support.chaos import Chaos
 from tests.support.crash_states import RecordingDisk, distinct
 from tests.support.disks import FaultyDisk
 
@@ -93,10 +94,10 @@ def _killed_after(home: Path, lines: int, seconds: float) -> list[tuple[str, str
     return [(line.split()[0], line.split()[1]) for line in heard.decode().split("\n")[:-1]]
 
 
-def test_kills_lose_no_fact_that_was_acknowledged_and_recovery_makes_none_up(tmp_path: Path, chaos: bool) -> None:
+def test_kills_lose_no_fact_that_was_acknowledged_and_recovery_makes_none_up(tmp_path: Path, chaos: Chaos) -> None:
     """After each kill: what `submit` returned is registered; what a waiter heard of is settled; each once; no fact
     tells of what the row does not say; and a job that recovery ends stays without a settlement."""
-    rounds, dice = (500 if chaos else 25), random.Random(11)
+    rounds, dice = chaos.rounds(25, 500, "kills"), random.Random(chaos.seed(11))
     home = tmp_path / "home"
     with GitJobStore(home, durability="relaxed") as store:
         store.create_session("s1")

@@ -22,6 +22,7 @@ from openjobs.jobs import SpawnRequest
 from openjobs.runner import JobClient
 from openjobs.store import GitJobStore
 from tests.support import eventually
+from tests.support.chaos import Chaos
 
 CLIENTS = 4
 
@@ -47,14 +48,14 @@ def home(scratch: Path) -> Iterator[Path]:
 
 
 @pytest.mark.timeout(600)
-def test_no_acknowledged_job_is_lost(home: Path, chaos: bool) -> None:
+def test_no_acknowledged_job_is_lost(home: Path, chaos: Chaos) -> None:
     """While hosts are killed under four clients, every submit ends as told: the job is there, once, and it ends.
 
     A job is completed with its own result, or errored because its worker died; its effect was done at
     most once; a client that was refused may simply ask again under the same id.
     """
     chance = random.Random(7)
-    deadline = time.monotonic() + (300 if chaos else 12)
+    deadline = time.monotonic() + chaos.rounds(12, 300, "seconds of kills")
     told: list[str] = []
     marks = home.parent / "marks"
     marks.mkdir()

@@ -7,15 +7,16 @@ import time
 from pathlib import Path
 
 from openjobs.durable import Disk, Lease, is_held, remove_if_free
+from tests.support.chaos import Chaos
 from tests.support.child import forked
 
 DISK = Disk(durable=False)
 
 
-def test_a_lease_whose_owner_was_killed_at_any_moment_is_free(tmp_path: Path, chaos: bool) -> None:
+def test_a_lease_whose_owner_was_killed_at_any_moment_is_free(tmp_path: Path, chaos: Chaos) -> None:
     """The owner dies somewhere between making its lease and giving it back; then it is free and can be removed."""
     moment = random.Random(1)
-    for cycle in range(3000 if chaos else 100):
+    for cycle in range(chaos.rounds(100, 3000, "kills")):
         name = f"r{cycle}"
 
         def own(name: str = name) -> str:

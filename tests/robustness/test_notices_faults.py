@@ -26,6 +26,7 @@ from openjobs.session import Node, cards
 from openjobs.session.history import NOTICE, events_of
 from openjobs.store.index import Entry, FileIndex
 from tests.support import eventually
+from tests.support.chaos import Chaos
 from tests.support.disks import FaultyDisk
 from tests.support.jobs import clean, job_for
 
@@ -109,7 +110,7 @@ EVENTS = ["end of one", "end of task 0", "end of task 1", "end of there", "end o
 @pytest.mark.parametrize("late", [False, True], ids=["before", "late"])
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for-good"])
 def test_each_effect_of_a_delivery_may_fail_and_the_next_one_finishes_it(
-    pending_home: Path, tmp_path: Path, for_good: bool, late: bool, chaos: bool
+    pending_home: Path, tmp_path: Path, for_good: bool, late: bool, chaos: Chaos
 ) -> None:
     """k = 1, 2, …: a typed error or a delivery; then each end is told by one message, and every record says so."""
     k, reached = 2 * for_good + late, True
@@ -144,7 +145,7 @@ def test_each_effect_of_a_delivery_may_fail_and_the_next_one_finishes_it(
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "late"])
 def test_each_effect_of_a_consumption_may_fail_and_it_can_be_asked_again(
-    pending_home: Path, tmp_path: Path, late: bool, chaos: bool
+    pending_home: Path, tmp_path: Path, late: bool, chaos: Chaos
 ) -> None:
     """An error means: ask again; what is consumed is never told."""
     k, reached = 2 * late, True
@@ -178,7 +179,7 @@ def test_each_effect_of_a_consumption_may_fail_and_it_can_be_asked_again(
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "late"])
-def test_any_one_effect_of_a_job_of_another_session_may_fail(tmp_path: Path, late: bool, chaos: bool) -> None:
+def test_any_one_effect_of_a_job_of_another_session_may_fail(tmp_path: Path, late: bool, chaos: Chaos) -> None:
     """k = 1, 2, …: the job ends for whoever waits; its card is there at the latest after the next runner's start."""
     k, failed = 0, True
     while failed:
@@ -361,9 +362,9 @@ def _killed_after(home: Path, lines: int, seconds: float, seed: int) -> Iterator
         yield what, event_id
 
 
-def test_kills_at_any_moment_tell_each_end_once(tmp_path: Path, chaos: bool) -> None:
+def test_kills_at_any_moment_tell_each_end_once(tmp_path: Path, chaos: Chaos) -> None:
     """After each kill the next process delivers: every acknowledged end is told once or was read, none twice."""
-    rounds, dice = (500 if chaos else 25), random.Random(11)
+    rounds, dice = chaos.rounds(25, 500, "kills"), random.Random(chaos.seed(11))
     home = new_home(tmp_path / "home")
     all_ended: set[str] = set()
     consumed: set[str] = set()

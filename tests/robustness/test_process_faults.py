@@ -29,6 +29,7 @@ from openjobs.processes.identity import Identity, LinuxSystem, PortableSystem, S
 from openjobs.processes.output import read_output
 from openjobs.processes.template import Run, Template
 from tests.support import eventually
+from tests.support.chaos import Chaos
 from tests.support.processes import RELAXED, faulty_template, marked, request, settle, traced
 
 BOUND_S = 20.0
@@ -220,7 +221,7 @@ def check_outcome(template: Template, run_dir: Path, count: Path, code: int) -> 
 
 
 def test_a_keeper_killed_at_any_line_runs_its_command_at_most_once(
-    tmp_path: Path, template: Template, faulty: Template, chaos: bool
+    tmp_path: Path, template: Template, faulty: Template, chaos: Chaos
 ) -> None:
     """The outcome is known where the keeper had recorded it, else the run is lost; nothing is left of its tree."""
     outcomes = set()
@@ -272,7 +273,9 @@ def test_a_disk_that_fails_at_any_effect_leaves_a_known_outcome(
 # --- the worker dies ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_killed_at_any_line_leaves_a_run_that_is_told(tmp_path: Path, template: Template, chaos: bool) -> None:
+def test_a_worker_killed_at_any_line_leaves_a_run_that_is_told(
+    tmp_path: Path, template: Template, chaos: Chaos
+) -> None:
     """From before the template to after the end: the command ran at most once; with `go` exactly once, and its
     record appears without the worker; before `go` it is proven that nothing ran."""
     source = template_module.__file__
@@ -342,7 +345,7 @@ def test_threads_start_commands_at_once(tmp_path: Path, template: Template) -> N
         assert list(pool.map(attempt, range(128))) == [(n % 7, b"%d\n" % n) for n in range(128)]
 
 
-def test_short_commands_leave_nothing_behind(tmp_path: Path, template: Template, chaos: bool) -> None:
+def test_short_commands_leave_nothing_behind(tmp_path: Path, template: Template, chaos: Chaos) -> None:
     """Descriptors, threads and memory, ours and the template's, are flat over many commands."""
 
     def run(n: int) -> None:
@@ -360,7 +363,7 @@ def test_short_commands_leave_nothing_behind(tmp_path: Path, template: Template,
     for n in range(50):
         run(n)
     before, rss = measure(), memory()
-    for n in range(50, 2050 if chaos else 250):
+    for n in range(50, chaos.rounds(250, 2050, "commands")):
         run(n)
     assert measure() == before
     assert memory() - rss < 4 * 2**20

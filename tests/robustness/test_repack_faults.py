@@ -19,6 +19,7 @@ from openjobs.durable import Disk
 from openjobs.repo import Change, GitRepository, RepositoryBusy, Transaction, View, repack
 from openjobs.repo.objects import PackFile
 from tests.support import git
+from tests.support.chaos import Chaos
 from tests.support.disks import FaultyDisk
 
 
@@ -122,7 +123,7 @@ def maintain_until_killed(path: Path, out: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_killed_maintenance_loses_nothing(
-    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chaos: bool
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chaos: Chaos
 ) -> None:
     """Kills at random moments, with writing in between: every object stays, and the last run finds all to do done."""
     monkeypatch.setattr(repack, "_CHUNK_BYTES", 12_000)
@@ -130,7 +131,7 @@ def test_killed_maintenance_loses_nothing(
     path = tmp_path / "repo"
     shutil.copytree(template, path)
     source, killed = random.Random(11), 0
-    for cycle in range(300 if chaos else 25):
+    for cycle in range(chaos.rounds(25, 300, "kills")):
         before = objects(path)
         reader, writer = os.pipe()
         child = os.fork()

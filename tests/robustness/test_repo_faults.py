@@ -17,6 +17,7 @@ from openjobs import errors
 from openjobs.durable import Disk
 from openjobs.repo import Change, GitRepository, Outcome, Transaction, View
 from tests.support import git
+from tests.support.chaos import Chaos
 from tests.support.disks import FaultyDisk
 
 FILES = {"meta.json": b"{}\n", "jobs.json": b"start\n", "old/file": b"old\n"}
@@ -296,13 +297,13 @@ def killed_writer(path: Path, cycle: int, delay_s: float) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-def test_killed_writers_lose_nothing(tmp_path: Path, chaos: bool) -> None:
+def test_killed_writers_lose_nothing(tmp_path: Path, chaos: Chaos) -> None:
     """A hundred kills at random moments: every acknowledged commit is there once, and all is well without help."""
     path = tmp_path / "repo"
     GitRepository.create(path, Disk(durable=False), FILES).close()
-    source, acknowledged = random.Random(7), []
+    source, acknowledged = random.Random(chaos.seed(7)), []
     most = 0
-    for cycle in range(1000 if chaos else 100):
+    for cycle in range(chaos.rounds(100, 1000, "kills")):
         acknowledged += killed_writer(path, cycle, source.random() * 0.02)
         repository = GitRepository(path, Disk(durable=False))
         repository.transact([append(f"recovered {cycle}")])

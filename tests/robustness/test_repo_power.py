@@ -20,6 +20,7 @@ from openjobs.durable import Disk
 from openjobs.durable.disk import AnyPath, Buffers
 from openjobs.repo import Change, GitRepository, Transaction, View
 from tests.support import git
+from tests.support.chaos import Chaos
 
 
 @attrs.define
@@ -217,11 +218,11 @@ def failures(base: Path, tmp_path: Path, disk: PowerDisk, root: Path, *, draws: 
 
 
 @pytest.mark.timeout(300)
-def test_no_power_cut_loses_or_tears_anything(base: Path, tmp_path: Path, chaos: bool) -> None:
+def test_no_power_cut_loses_or_tears_anything(base: Path, tmp_path: Path, chaos: Chaos) -> None:
     """Acknowledged commits are there, no others but whole batches' beginnings, and it opens without help."""
     root = tmp_path / "work"
     shutil.copytree(base, root)
-    assert failures(base, tmp_path, PowerDisk(root), root, draws=60 if chaos else 2) == []
+    assert failures(base, tmp_path, PowerDisk(root), root, draws=chaos.rounds(2, 60, "power cuts at each moment")) == []
 
 
 @pytest.mark.parametrize(

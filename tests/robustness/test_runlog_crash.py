@@ -18,6 +18,7 @@ from openjobs.runlog import Drain, LogState, RunLogReader, RunLogWriter
 from openjobs.runlog.sidecar import load
 from openjobs.runlog.state import PENDING_MOST_BYTES, SLOT_BYTES, Pending, encode
 from tests.support import eventually
+from tests.support.chaos import Chaos
 from tests.support.crash_states import DyingDisk, FailingDisk, Killed, RecordingDisk, distinct
 from tests.support.run_sources import IDENTITY, RemoteHost, new_run, pattern
 
@@ -103,7 +104,7 @@ def test_killed_at_every_effect(
 
 
 def test_killed_at_every_effect_of_every_recovery(
-    tmp_path: Path, expected: dict[tuple[bytes, bytes], bytes], chaos: bool
+    tmp_path: Path, expected: dict[tuple[bytes, bytes], bytes], chaos: Chaos
 ) -> None:
     """The recovery of a killed writer is killed as well, at each of its effects; the third one finishes."""
     first, deepest = 0, 0
@@ -300,7 +301,7 @@ def test_every_power_cut_of_a_recovery(
 
 @pytest.mark.parametrize("same", [True, False], ids=["same writer", "next writer"])
 def test_every_failed_sync_and_then_every_power_cut(
-    tmp_path: Path, same: bool, expected: dict[tuple[bytes, bytes], bytes], chaos: bool
+    tmp_path: Path, same: bool, expected: dict[tuple[bytes, bytes], bytes], chaos: Chaos
 ) -> None:
     """The kernel dropped what a failed sync should have written, and says yes to the next: nothing that
     was acknowledged after it is lost in a power cut."""

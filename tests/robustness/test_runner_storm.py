@@ -21,6 +21,7 @@ from openjobs import JobRunner, SpawnRequest, TurnRequest, TurnResult, errors
 from openjobs.jobs import EDGES, TERMINAL, JobStatus
 from openjobs.runner.pool import PoolStats
 from tests.support import eventually
+from tests.support.chaos import Chaos
 from tests.support.thin_store import ThinStore
 
 
@@ -151,14 +152,16 @@ class Storm:
 
 
 @pytest.mark.usefixtures("_restless")
-def test_a_storm_leaves_every_job_terminal_and_every_slot_free(chaos: bool) -> None:
+def test_a_storm_leaves_every_job_terminal_and_every_slot_free(chaos: Chaos) -> None:
     """Legal histories, one end each; cancelled means never ran or saw the event; nothing is left in the runner."""
-    for seed in range(500 if chaos else 12):
+    first = chaos.seed(0)
+    for seed in range(first, first + chaos.rounds(12, 500, "storms")):
         storm = Storm(seed)
         try:
             storm.run()
             storm.check()
         except BaseException:
+            chaos.seed(seed)
             print(f"seed {seed}")
             raise
         finally:
@@ -168,10 +171,10 @@ def test_a_storm_leaves_every_job_terminal_and_every_slot_free(chaos: bool) -> N
 
 
 @pytest.mark.timeout(300)
-def test_the_runner_forgets_finished_jobs(chaos: bool) -> None:
+def test_the_runner_forgets_finished_jobs(chaos: Chaos) -> None:
     """R11: after thousands of jobs in a hundred sessions a runner holds no more memory than after the first ones."""
     store: Any = ThinStore(keep=False)
-    total = 50_000 if chaos else 6_000
+    total = chaos.rounds(6_000, 50_000, "jobs")
 
     def turn(request: TurnRequest, cancel_event: threading.Event) -> TurnResult:
         return TurnResult(final_text="x" * 100)

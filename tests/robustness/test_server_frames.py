@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from openjobs import JobRunner
 from openjobs.server import App
 from tests.support import eventually
+from tests.support.chaos import Chaos
 from tests.support.jobs import job_for
 from tests.support.server import TOKEN, Client, home_with_runner, raw, serving
 from tests.support.turns import Turns
@@ -81,12 +82,12 @@ def frames(seed: int, count: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nearly_right_frames(served: tuple[Client, App], seed: int, chaos: bool) -> None:
+def test_nearly_right_frames(served: tuple[Client, App], seed: int, chaos: Chaos) -> None:
     """Each gets an answer or an error with a code of ours, the connection stays, and so does everybody else's."""
     client, _ = served
     with client.open() as good, client.open() as bad:
         good.ask("subscribe")
-        for number, frame in enumerate(frames(seed, 3_000 if chaos else 150)):
+        for number, frame in enumerate(frames(seed, chaos.rounds(150, 3_000, "frames"))):
             bad.connection.send(frame)
             if number % 10 == 9:
                 time_to_breathe(bad)

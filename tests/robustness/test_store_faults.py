@@ -12,6 +12,7 @@ from openjobs import errors
 from openjobs.jobs import Job, JobStatus, Queued, Started
 from openjobs.store import GitJobStore
 from tests.support import eventually
+from tests.support.chaos import Chaos
 from tests.support.disks import FaultyDisk
 from tests.support.jobs import clean, end_of, job_for, walk_to_the_end
 
@@ -55,7 +56,7 @@ def one_job(store: GitJobStore, job: Job) -> list[JobStatus]:
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for-good"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=lambda code: errno.errorcode[code])
 def test_each_effect_of_a_job_may_fail_and_a_retry_finishes_it(
-    template: Path, tmp_path: Path, code: int, for_good: bool, late: bool, chaos: bool
+    template: Path, tmp_path: Path, code: int, for_good: bool, late: bool, chaos: Chaos
 ) -> None:
     """k = 1, 2, …: a typed error, what was acknowledged stands, and a retry with the same ids ends it once."""
     k, reached = 0, True

@@ -11,6 +11,7 @@ from pathlib import Path
 from openjobs.jobs import UNFINISHED, Errored, JobStatus, Queued, Started
 from openjobs.store import GitJobStore
 from tests.support import git
+from tests.support.chaos import Chaos
 from tests.support.jobs import clean, end_of, job_for
 
 ORDER = [JobStatus.PENDING, JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.COMPLETED]
@@ -53,10 +54,9 @@ def _killed_after(home: Path, lines: int, seconds: float) -> list[tuple[str, Job
     return [(line.split()[0], JobStatus(line.split()[1])) for line in states]
 
 
-def test_kills_lose_nothing_and_need_no_help(tmp_path: Path, chaos: bool) -> None:
+def test_kills_lose_nothing_and_need_no_help(tmp_path: Path, chaos: Chaos) -> None:
     """After each kill every acknowledged state is there, recovery ends what was left, and fsck finds nothing."""
-    rounds, seed = (3000 if chaos else 200), 7
-    dice = random.Random(seed)
+    rounds, dice = chaos.rounds(200, 3000, "kills"), random.Random(chaos.seed(7))
     home = tmp_path / "home"
     with GitJobStore(home, durability="relaxed") as store:
         store.create_session("s1")

@@ -26,6 +26,7 @@ from openjobs.jobs import (
 )
 from openjobs.store import GitJobStore
 from tests.support import FakeClock, git
+from tests.support.chaos import Chaos
 from tests.support.jobs import clean, job_for
 
 
@@ -156,13 +157,13 @@ class StoreMachine(RuleBasedStateMachine):
             shutil.rmtree(self.base)
 
 
-def test_the_store_is_a_dictionary_with_a_trail(chaos: bool) -> None:
+def test_the_store_is_a_dictionary_with_a_trail(chaos: Chaos) -> None:
     """Any sequence of events, crashes, clock changes and foreign commits leaves store and model equal."""
     run_state_machine_as_test(
         StoreMachine,
         settings=hypothesis.settings(
             hypothesis.settings.default,
-            max_examples=500 if chaos else 25,
+            max_examples=chaos.rounds(25, 500, "sequences"),
             stateful_step_count=40,
             suppress_health_check=list(hypothesis.HealthCheck),
         ),

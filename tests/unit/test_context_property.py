@@ -17,6 +17,7 @@ from openjobs.jobs import Cancelled, CancelRequested, Completed, End, Errored, E
 from openjobs.session import cards
 from openjobs.session.context import ContextItem, ItemKind, chat_messages
 from openjobs.store import JobStore
+from tests.support.chaos import Chaos
 from tests.support.jobs import job_for
 
 SESSIONS = ("here", "there")
@@ -119,7 +120,7 @@ WHOLE = re.compile(
 )
 
 
-def test_readers_beside_running_jobs_never_see_half_an_end(store: JobStore, chaos: bool) -> None:
+def test_readers_beside_running_jobs_never_see_half_an_end(store: JobStore, chaos: Chaos) -> None:
     """Four workers end jobs of both sessions as they can while two readers look at every context, again and again."""
 
     def turn(request: TurnRequest, cancel_event: threading.Event) -> TurnResult:
@@ -151,7 +152,7 @@ def test_readers_beside_running_jobs_never_see_half_an_end(store: JobStore, chao
         with JobRunner(store, 4, turn) as runner:
             for reader in readers:
                 reader.start()
-            for number in range(400 if chaos else 40):
+            for number in range(chaos.rounds(40, 400)):
                 kind = ("good", "bad", "slow")[number % 3]
                 target = "there" if number % 2 else "here"
                 request = SpawnRequest(prompt=f"{kind}-{number}", parent_session_id=target, caller_session_id="here")

@@ -43,6 +43,7 @@ from openjobs.runlog.state import (
     encode,
 )
 from tests.support import FakeClock, eventually
+from tests.support.chaos import Chaos
 from tests.support.crash_states import RecordingDisk
 from tests.support.run_sources import IDENTITY, new_run, pattern
 
@@ -650,7 +651,7 @@ def test_a_pending_append_is_completed_with_the_missing_bytes_only(run: Path, ar
     assert whole(run) == b"0123456789+"
 
 
-def test_a_flipped_bit_in_any_byte_of_a_state_is_refused_or_means_the_same(run: Path, chaos: bool) -> None:
+def test_a_flipped_bit_in_any_byte_of_a_state_is_refused_or_means_the_same(run: Path, chaos: Chaos) -> None:
     """One bit in each byte (all eight in the long run) of the used part of a sidecar with two records: the
     log is never altered but by what was pending, and what opens goes on with every byte once."""
     log = opened(run)
