@@ -140,9 +140,9 @@ def main() -> int:
                 directory = base / name
                 directory.mkdir()
                 result[name] = PARTS[name](directory, arguments.quick)
-                shutil.rmtree(directory, ignore_errors=True)
                 if arguments.json:  # what was measured stays when a later part fails
                     arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+                shutil.rmtree(directory, ignore_errors=True)
         finally:
             shutil.rmtree(base, ignore_errors=True)
     show(result)

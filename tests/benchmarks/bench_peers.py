@@ -9,6 +9,7 @@ turn, so that a slow minute of the machine meets all of them. What a median stan
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -22,6 +23,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -66,6 +69,16 @@ def missing(name: str) -> str | None:
     return None
 
 
+def processor_s() -> float:
+    """Processor time of this process and all below it, those that have ended included."""
+    us = psutil.Process()
+    total = 0.0
+    for process in (us, *us.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:4])  # user, system, and those of children that were waited for
+    return total
+
+
 def measure(cycle: Callable[[int], str], submitters: int, seconds: float, first: int) -> dict[str, float]:
     """Cycles by that many submitters for about that long, and how long each took."""
     times: list[list[float]] = [[] for _ in range(submitters)]
@@ -86,13 +99,13 @@ def measure(cycle: Callable[[int], str], submitters: int, seconds: float, first:
         except BaseException as error:
             errors.append(error)
 
-    started = time.perf_counter()
+    processor, started = processor_s(), time.perf_counter()
     threads = [threading.Thread(target=submit, args=(n,)) for n in range(submitters)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    took = time.perf_counter() - started
+    took, processor = time.perf_counter() - started, processor_s() - processor
     if errors:
         raise errors[0]
     every = sorted(one for each in times for one in each)
@@ -100,6 +113,7 @@ def measure(cycle: Callable[[int], str], submitters: int, seconds: float, first:
         "jobs_per_s": len(every) / took,
         "median_ms": statistics.median(every) * 1000,
         "p99_ms": every[min(len(every) - 1, len(every) * 99 // 100)] * 1000,
+        "processor_ms": processor / len(every) * 1000,
         "jobs": len(every),
     }
 
@@ -161,6 +175,7 @@ def compare(names: list[str], rounds: int, seconds: float, base: Path) -> dict[s
                 "spread": [min(rates), max(rates)],
                 "median_ms": statistics.median(each[submitters]["median_ms"] for each in figures[name]),
                 "p99_ms": statistics.median(each[submitters]["p99_ms"] for each in figures[name]),
+                "processor_ms": statistics.median(each[submitters]["processor_ms"] for each in figures[name]),
             }
         result[name] = row
     for row in result.values():
@@ -173,8 +188,9 @@ def compare(names: list[str], rounds: int, seconds: float, base: Path) -> dict[s
 
 
 def show(result: dict[str, Any]) -> None:
-    print(f"{'whole job cycle':40}" + "".join(f"{n:>3} submitter{'s' if n > 1 else ' ':29}" for n in SUBMITTERS))
-    print(f"{'':40}" + "   jobs/s (least-most)  median ms  ours is" * len(SUBMITTERS))
+    heads = [f"{n} submitter{'s' if n > 1 else ''}" for n in SUBMITTERS]
+    print(f"{'whole job cycle':40}" + "".join(f"{head:>25}{'':34}" for head in heads))
+    print(f"{'':40}" + "   jobs/s  (least-most)  median ms  CPU ms/job  openjobs is" * len(SUBMITTERS))
     for row in result.values():
         line = f"{row['title']:40}"
         if "skipped" in row:
@@ -184,7 +200,8 @@ def show(result: dict[str, Any]) -> None:
             found = row[submitters]
             spread = f"({found['spread'][0]:.0f}-{found['spread'][1]:.0f})"
             ratio = f"{found['openjobs_is']:.2f}x" if "openjobs_is" in found else ""
-            line += f"{found['jobs_per_s']:9.1f} {spread:>12} {found['median_ms']:9.1f} {ratio:>9}"
+            line += f"{found['jobs_per_s']:9.1f} {spread:>12} {found['median_ms']:10.1f} {found['processor_ms']:11.2f}"
+            line += f" {ratio:>12}"
         print(line)
 
 

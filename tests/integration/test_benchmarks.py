@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ def test_a_cycle_reads_its_result_back_from_the_store(name: str, tmp_path: Path)
     assert found["jobs"] >= 3
     assert found["jobs_per_s"] > 0
     assert found["p99_ms"] >= found["median_ms"] > 0
+    assert found["processor_ms"] >= 0
 
 
 def test_a_wrong_result_ends_the_measurement() -> None:
@@ -52,7 +54,14 @@ def test_what_is_not_here_is_named_and_not_measured(monkeypatch: pytest.MonkeyPa
 
 def test_the_table_shows_every_row(capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of systems, nested figures, and systems that were not measured."""
-    figures = {"jobs_per_s": 200.0, "spread": [180.0, 210.0], "median_ms": 5.0, "p99_ms": 9.0, "openjobs_is": 1.0}
+    figures: dict[str, Any] = {
+        "jobs_per_s": 200.0,
+        "spread": [180.0, 210.0],
+        "median_ms": 5.0,
+        "p99_ms": 9.0,
+        "processor_ms": 2.5,
+    }
+    figures |= {"openjobs_is": 1.0}
     table.show(
         {
             "peers": {
@@ -63,7 +72,7 @@ def test_the_table_shows_every_row(capsys: pytest.CaptureFixture[str]) -> None:
         }
     )
     shown = capsys.readouterr().out
-    assert re.search(r"openjobs +200\.0 +\(180-210\) +5\.0 +1\.00x", shown)
+    assert re.search(r"openjobs +200\.0 +\(180-210\) +5\.0 +2\.50 +1\.00x", shown)
     assert "not measured: not installed" in shown
     assert re.search(r"submit +median_ms 3\.25 +p99_ms 12\.5", shown)
 
