@@ -29,8 +29,9 @@ export function List() {
     if (at < 0) return;
     element.scrollTop = revealed(at, height, element.scrollTop, element.clientHeight, head);
     const focus = () => document.getElementById(`row-${id}`)?.focus({ preventScroll: true });
-    const free = document.activeElement === document.body || element.contains(document.activeElement);
-    if (free) requestAnimationFrame(focus);
+    // Where a drawer is open, the focus is its own unless the list has it.
+    const free = document.activeElement === document.body && !openId.value;
+    if (free || element.contains(document.activeElement)) requestAnimationFrame(focus);
   }, [cursor.value]);
 
   // A link to a job shows its place in the list, too.

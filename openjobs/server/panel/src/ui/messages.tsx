@@ -9,6 +9,8 @@ import { CopyButton, Text } from './parts';
 import { Mark, RowMark } from './status';
 import { Moment } from './time';
 
+/** so many branches of a message are links; the others are in the list of branches */
+const FORKS = 5;
 const ROLES: Record<string, string> = { user: 'Prompt', assistant: 'Answer', system: 'System', tool: 'Tool' };
 
 export function Messages({ messages, session, onCheckout }: { messages: Message[]; session: string; onCheckout?: (head: string) => void }) {
@@ -43,7 +45,8 @@ function Plain({ message, session }: { message: Message; session: string }) {
         {message.children.length > 1 && (
           <span class="forks">
             <Branch /><span class="sr">Goes on in {message.children.length} branches:</span>
-            {message.children.map((child, index) => <a key={child} data-go href={link(page('session', { session, head: child }))} title={`Branch ${index + 1}`}>{index + 1}</a>)}
+            {message.children.slice(0, FORKS).map((child, index) => <a key={child} data-go href={link(page('session', { session, head: child }))} title={`Branch ${index + 1}`}>{index + 1}</a>)}
+            {message.children.length > FORKS && <span>and {message.children.length - FORKS} more</span>}
           </span>
         )}
         <CopyButton text={message.content} what="message" />
