@@ -108,6 +108,27 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """The robustness shelf with many more rounds of each kill, fault and interleaving."""
+    """The robustness shelf with many more rounds of each kill, fault and interleaving; counts are printed at the end.
+
+    OPENJOBS_CHAOS_SCALE (default 1) multiplies the rounds, OPENJOBS_SEED replaces the seeds.
+    """
     install(session, "tests", extras="[server]")
     session.run("pytest", "tests/robustness", "--timeout=3600", *session.posargs, env={"OPENJOBS_CHAOS": "1"})
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Branches of repo, store, ledger, runlog, runner and processes that the tests walk, children included."""
+    install(session, "tests", "coverage")
+    tests = session.posargs or ["tests/unit", "tests/integration", "tests/robustness"]
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest", "-q", "--timeout=600", *tests)
+    session.run("coverage", "combine", "-q")
+    session.run("coverage", "report", "--skip-covered", "--show-missing")
+
+
+@nox.session
+def mutation(session: nox.Session) -> None:
+    """Mutants of the transition table and of the run log's sidecar, and how many the tests notice."""
+    install(session, "tests")
+    session.run("python", "-m", "tests.mutation", *session.posargs)
