@@ -1,6 +1,6 @@
 """Everything that is measured, as one table (and as JSON, and as a picture).
 
-    python -m tests.benchmarks [--quick] [--json FILE] [--picture FILE.svg] [PART …]
+    python -m tests.benchmarks [--quick] [--json FILE] [--picture FILE.svg] [--page FILE.md] [PART …]
     python -m tests.benchmarks --from FILE …        show, or draw, what was measured before
 
 Parts: `peers`, `store`, `latency`, `recovery`, `footprint`; all without any. `nox -s bench` runs this in an
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from . import bench_footprint, bench_latency, bench_limits, bench_peers, bench_recovery, bench_store
+
+BEGIN, END = "<!-- whole job cycle -->", "<!-- end of whole job cycle -->"
 
 
 def peers(base: Path, quick: bool) -> dict[str, Any]:
@@ -117,12 +119,28 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
+def write_page(result: dict[str, Any], page: Path) -> None:
+    """The table of the whole job cycle between the page's two marks."""
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{page} has no {BEGIN} and {END}")
+    load = ", ".join(f"{value:g}" for value in result["machine"]["load"])
+    note = (
+        f"Python {result['machine']['python']}, {result['machine']['system']}, {result['machine']['processors']} "
+        f"processors; load of the machine when the run began (1, 5, 15 minutes): {load}."
+    )
+    table = bench_peers.markdown(result["peers"])
+    page.write_text(f"{before}{BEGIN}\n\n{table}\n\n{note}\n\n{END}{after}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all without any")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller homes, for a look")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--picture", type=Path, help="draw the whole job cycles there (needs matplotlib)")
+    parser.add_argument("--page", type=Path, help="put their table into that page, between its marks")
     parser.add_argument("--from", dest="measured", type=Path, help="figures from such a file; nothing is measured")
     parser.add_argument("--directory", type=Path, help="where to work; default: a temporary directory")
     arguments = parser.parse_args()
@@ -148,6 +166,8 @@ def main() -> int:
     show(result)
     if arguments.picture and "peers" in result:
         draw(result, arguments.picture)
+    if arguments.page and "peers" in result:
+        write_page(result, arguments.page)
     return 0
 
 

@@ -205,6 +205,33 @@ def show(result: dict[str, Any]) -> None:
         print(line)
 
 
+def markdown(result: dict[str, Any]) -> str:
+    """The same for a page: figures, then how each was run and what it promises."""
+    first, second = map(str, SUBMITTERS)
+    head = f"| jobs a second | {first} submitter | openjobs is | CPU ms a job "
+    head += f"| {second} submitters | openjobs is | CPU ms a job |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for row in result.values():
+        if "skipped" in row:
+            lines.append(f"| {row['title']} | not measured: {row['skipped']} | | | | | |")
+            continue
+        cells = []
+        for submitters in (first, second):
+            found = row[submitters]
+            least, most = found["spread"]
+            cells.append(f"{_figure(found['jobs_per_s'])} ({_figure(least)} to {_figure(most)})")
+            cells.append(f"{found['openjobs_is']:.2g} times" if row["title"] != "openjobs" else "")
+            cells.append(f"{found['processor_ms']:.2g}")
+        lines.append(f"| {row['title']} | {' | '.join(cells)} |")
+    lines += ["", "| | how it was run | on disk when a cycle is over | what it promises less |", "|---|---|---|---|"]
+    lines += [f"| {row['title']} | {row['how']} | {row['durable']} | {row['less']} |" for row in result.values()]
+    return "\n".join(lines)
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
         name, seconds, directory = sys.argv[2:5]

@@ -174,9 +174,9 @@ def medians(rounds: int, one: Callable[[], dict[str, float]]) -> dict[str, float
     return {name: round(statistics.median(each[name] for each in found), 1) for name in found[0]}
 
 
-def run(base: Path, quick: bool = False) -> dict[str, Any]:
+def run(base: Path, quick: bool = False, sessions: int = 10_000) -> dict[str, Any]:
     """Starts in a home of 10,000 sessions and 100,000 jobs."""
-    sessions, unfinished, rounds = (500, 20, 2) if quick else (10_000, 200, 5)
+    sessions, unfinished, rounds = (500, 20, 2) if quick else (sessions, 200, 5)
     home, empty = base / "large", base / "empty"
     began = time.perf_counter()
     generate(home, sessions)
@@ -204,12 +204,13 @@ def run(base: Path, quick: bool = False) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small home, for a look")
+    parser.add_argument("--sessions", type=int, default=10_000, help="so many sessions of ten jobs")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--directory", type=Path, help="where to work; default: a temporary directory")
     arguments = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="openjobs-bench-", dir=arguments.directory))
     try:
-        result = run(base, arguments.quick)
+        result = run(base, arguments.quick, arguments.sessions)
         for name, figures in result.items():
             print(f"{name}: {figures}", flush=True)
         if arguments.json:
