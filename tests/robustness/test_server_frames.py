@@ -21,6 +21,7 @@ from openjobs.server import App
 from tests.support import eventually
 from tests.support.chaos import Chaos
 from tests.support.jobs import job_for
+from tests.support.markup import PAYLOADS, harmless
 from tests.support.server import TOKEN, Client, home_with_runner, raw, serving
 from tests.support.turns import Turns
 
@@ -108,6 +109,39 @@ def time_to_breathe(ws: Any) -> None:
             ws.answers = [answer for answer in ws.answers if answer.get("request_id") != "breath"]
             return
     raise AssertionError("the server does not answer any more")
+
+
+def test_payloads_with_markup(served: tuple[Client, App]) -> None:
+    """Two hundred jobs whose prompt, description and result are markup: what is HTML in an answer is harmless, what
+    is text is as it was, and every answer says that it is JSON."""
+    client, _ = served
+    payloads = random.Random(7).sample(sorted(set(PAYLOADS)), 200)
+    ids: list[str | None] = []
+    with client.open() as ws:
+        ws.ask("subscribe")
+        for payload in payloads:
+            ws.send(action="spawn_job", session_id="s1", prompt=payload, description=payload, request_id=payload[:150])
+            answer = ws.answer(payload[:150])
+            if answer.get("error", {}).get("code") == "invalid_input":
+                ids.append(None)  # a NUL, for one
+                continue
+            ids.append(answer["job_id"])
+            if len(ids) % 20 == 0:
+                time_to_breathe(ws)
+    assert len([each for each in ids if each]) > 190
+    for payload, job_id in zip(payloads, ids, strict=True):
+        if job_id is None:
+            continue
+        status, headers, body = client.request("GET", f"/api/jobs/{job_id}")
+        assert (status, headers["content-type"]) == (200, "application/json")
+        job = json.loads(body)
+        assert job["prompt"] == payload
+        for name, value in job.items():
+            if name.endswith("_html") and value is not None:
+                harmless(value)
+    page = client.get("/api/sessions/s1/conversation?limit=200")
+    for message in page["messages"]:
+        harmless(message["content_html"])
 
 
 def masked(first: int, payload: bytes, *, length: int | None = None, mask: bool = True) -> bytes:
