@@ -395,7 +395,7 @@ def test_no_forged_identity_is_signalled_and_all_are_lost(home: Path, chaos: boo
             (run / "keeper").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with supervised(home, system=system) as supervisor:
         supervisor.recover()
-        eventually(lambda: supervisor.running == 0, 300.0, every=0.1)
+        eventually(lambda: supervisor.running == 0, max(300.0, 0.15 * count), every=0.1)
         assert {task.status for task in supervisor.list("s")} == {TaskStatus.LOST}
         assert len(supervisor.list("s")) == count
     assert system.sent == []
