@@ -10,7 +10,7 @@ import orjson
 
 from ..errors import Bug, CancelledError, ForkedProcess, OpenJobsError, OutcomeUnknown
 from . import texts
-from .waiting import Pending
+from .waiting import abandon
 
 
 class ToolText(str):
@@ -72,5 +72,4 @@ class Hand:
         with self._lock:
             self._left = True
             step, self._step = self._step, None
-        if isinstance(step, Pending) and step.stopped is not None:
-            step.stopped()
+        abandon(step)

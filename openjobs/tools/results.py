@@ -6,6 +6,7 @@ in the session, and whoever is shown a part of it gets the file then.
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from .texts import end_text
 
 if TYPE_CHECKING:
     from ..runner import JobRunner
+
+log = logging.getLogger(__name__)
 
 RESULT = "result.txt"
 #: nothing there needs to survive a power cut: it is in the session, too
@@ -57,12 +60,16 @@ class ResultFiles:
         return found
 
     def keep(self, runner: JobRunner, job: Job) -> None:
-        """The job's file is to be there from its end on. Raises OSError where it has ended already."""
+        """The job's file is to be there from its end on. A file that cannot be written is never the job's problem:
+        who is shown a part of the text is told so."""
         with self._lock:
             self._wanted.add(job.job_id)
         job = runner.get(job.job_id)
         if job.terminal:  # before it was noted here
-            self._write(job)
+            try:
+                self._write(job)
+            except OSError as error:
+                log.warning("job %s: the file with its result could not be written: %s", job.job_id, error)
 
     def __call__(self, ended: Ended) -> None:
         """The step of a job's end."""

@@ -91,9 +91,9 @@ class AgentTools:
     ) -> None:
         """`caller_msg_id` is the message that makes the calls; where the session has it, cards hang there.
 
-        `agents` are the ids a model may name, the usual one first; None: those that the runner's profiles were given, without the built-in
-        ones (`shell` runs its prompt), or any, where a `sync_fn` runs every job. `cwd` and `env` are those of the
-        jobs and commands. Raises `UnknownSession`.
+        `agents` are the ids a model may name, the usual one first; None: those that the runner's profiles were given,
+        without the built-in ones (`shell` runs its prompt), or any, where a `sync_fn` runs every job. `cwd` and `env`
+        are those of the jobs and commands. Raises `UnknownSession`.
         """
         self.session_id = runner.store.session(session_id).session_id
         self.plan_mode = plan_mode

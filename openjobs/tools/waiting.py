@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import attrs
 
 from ..aio import owned, wake
+from ..errors import OpenJobsError
 from ..jobs import Job
 from ..runner.waiting import ALL
 
@@ -18,8 +20,12 @@ if TYPE_CHECKING:
     from ..processes import ProcessSupervisor, Task
     from ..runner import JobRunner
 
+log = logging.getLogger(__name__)
+
 #: how often a wait looks at what cannot wake it: another's stop event, background commands
 LOOK_S = 0.05
+#: a wait is in slices, since a signal that comes right before it begins does not end it
+_SLICE_S = 0.5
 
 T = TypeVar("T")
 Stops = Sequence[threading.Event]
@@ -49,8 +55,7 @@ def settle(step: Any, runner: JobRunner, processes: ProcessSupervisor | None, st
         try:
             ends = _wait(step, runner, processes, stops)
         except (KeyboardInterrupt, SystemExit):
-            if step.stopped is not None:
-                step.stopped()
+            abandon(step)
             raise
         if ends is None:
             assert step.stopped is not None
@@ -58,6 +63,16 @@ def settle(step: Any, runner: JobRunner, processes: ProcessSupervisor | None, st
         else:
             step = step.answer(ends)
     return step
+
+
+def abandon(step: Any) -> None:
+    """Nobody waits for it any more: what only its caller waited for is stopped. Never raises a refusal, since the
+    caller has its own reason to leave."""
+    if isinstance(step, Pending) and step.stopped is not None:
+        try:
+            step.stopped()
+        except OpenJobsError as error:
+            log.warning("what a caller left behind could not be stopped: %s", error)
 
 
 async def settle_async(step: Any, runner: JobRunner, processes: ProcessSupervisor | None, stops: Stops) -> Any:
@@ -85,10 +100,7 @@ def _wait(step: Pending[Any], runner: JobRunner, processes: ProcessSupervisor | 
             stop = any(each.is_set() for each in stops)
             if stop or left <= 0:
                 break
-            if stops or step.tasks:
-                enough.wait(min(LOOK_S, left))
-            else:
-                clock.wait(enough, None if left == math.inf else left)
+            enough.wait(min(LOOK_S if stops or step.tasks else _SLICE_S, left))
     finally:
         wait.close()
     return None if stop and step.stopped is not None else wait.ends()

@@ -696,3 +696,26 @@ def test_any_text_may_be_a_prompt(tools: AgentTools, turns: Turns, prompt: str) 
     turns.finish_at_once = True
     text = tools.call("agent", {"prompt": prompt, "description": prompt})
     assert ("not valid Unicode" in text) if prompt == "\ud800" else (not text.is_error)
+
+
+def test_a_file_that_cannot_be_written_is_told_where_it_matters(
+    turns: Turns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job runs and its id comes back; only the answer that is cut says that there is no file."""
+    turns.finish_at_once = True
+    turns["x"].outcome = lambda request: TurnResult(final_text="y" * 1000)
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with GitJobStore(tmp_path / "home", durability="relaxed") as store, JobRunner(store, 2, turns) as runner:
+        store.create_session("s1")
+        monkeypatch.setattr("openjobs.durable.Disk.replace", full)
+        tools = AgentTools(runner, "s1", result_limit_chars=100, caller_msg_id="m1")
+        started = tools.call("agent", {**ASK, "run_in_background": True}, "call_0")
+        assert not started.is_error
+        job_id = started.value["job_id"]
+        runner.await_job(job_id)
+        assert tools.call("agent", {**ASK, "run_in_background": True}, "call_0").value["job_id"] == job_id
+        assert "the file with the whole could not be written: No space left" in tools.job_output(job_id)
+        assert not Path(started.value["output_file"]).exists()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from openjobs import JobRunner, JobStatus, MockTaskStore, TurnRequest, TurnResult
+from openjobs import JobRunner, JobStatus, MockTaskStore, TurnRequest, TurnResult, errors
 from openjobs.tools import AgentTools
 from tests.support.turns import PATIENCE_S, Turns
 
@@ -168,3 +168,21 @@ def test_an_event_loop_inside_a_job_lends_the_jobs_slot(tools: AgentTools, runne
     ids = [tools.call("agent", {"prompt": "outer", "description": "o", "run_in_background": True}) for _ in range(4)]
     text = tools.await_tasks([each.value["job_id"] for each in ids], timeout=60_000)
     assert text.count("<inner>") == 4
+
+
+def test_a_cancelled_task_stays_cancelled_when_its_job_cannot_be_stopped(tools: AgentTools, turns: Turns) -> None:
+    """A runner that is shut down meanwhile refuses the stop; that is logged, and the caller leaves as it wanted to."""
+
+    async def main() -> None:
+        call = asyncio.create_task(tools.acall("agent", ASK))
+        await until(turns["x"].started)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tools.runner, "cancel", refuse)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    def refuse(*args: object) -> None:
+        raise errors.Closed("the runner is closed")
+
+    asyncio.run(main())
