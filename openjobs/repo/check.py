@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from .packscan import PackRegion, scan_pack
 from .refs import read_branch, read_ref
 from .trees import DIRECTORY, SUBMODULE
 from .view import parse_commit
+
+#: a writer of this process that has answered may still be taking away packs that it replaced
+_TIDY_S = 0.1
 
 
 def check(path: Path, objects: ObjectStore) -> list[str]:
@@ -59,16 +63,26 @@ def _locks(git_dir: str) -> Iterator[str]:
 
 
 def _packs(objects: ObjectStore) -> Iterator[str]:
-    names = set(os.listdir(objects.pack_dir))
-    for name in sorted(names):
-        base, end = os.path.splitext(name)
-        if end in (".pack", ".idx", ".keep") and {base + ".pack", base + ".idx"} - names:
-            yield f"{objects.pack_dir}/{name}: half of a pack"
-        elif end == ".tmp":
-            yield f"{objects.pack_dir}/{name}: a temporary file of a killed process"
+    odd = _odd_files(objects.pack_dir)
+    if odd:
+        time.sleep(_TIDY_S)
+        still = _odd_files(objects.pack_dir)
+        yield from (f"{objects.pack_dir}/{name}: {what}" for name, what in odd.items() if still.get(name) == what)
     for pack in list(objects.rescan()):
         if not is_whole(pack) and os.path.exists(pack.base + ".pack"):  # a writer may have replaced it meanwhile
             yield f"{pack.base}.pack is damaged: a checksum is wrong"
+
+
+def _odd_files(pack_dir: str) -> dict[str, str]:
+    names = set(os.listdir(pack_dir))
+    odd = {}
+    for name in sorted(names):
+        base, end = os.path.splitext(name)
+        if end in (".pack", ".idx", ".keep") and {base + ".pack", base + ".idx"} - names:
+            odd[name] = "half of a pack"
+        elif end == ".tmp":
+            odd[name] = "a temporary file of a killed process"
+    return odd
 
 
 def _history(objects: ObjectStore, commit: str) -> Iterator[str]:

@@ -171,7 +171,9 @@ class JobClient:
             return job
         try:
             if job.runner_id is None:  # written by hand: nobody else will end it
-                return self.store.apply(job_id, Cancelled(event_id=self.store.new_id(), reason=reason))
+                ended = self.store.apply(job_id, Cancelled(event_id=self.store.new_id(), reason=reason))
+                self.recovery.begin_card(ended)
+                return ended
             if job.cancel_requested_at is not None:
                 return job
             return self.store.apply(job_id, CancelRequested(reason=reason))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 
 from ..clock import Clock
 from ..errors import Closed, ForkedProcess, OpenJobsError, UnknownSession
@@ -82,7 +83,7 @@ class Mirrors:
             self._closed = True
             left = list(self._cards.values())
         for card in left:
-            if not card.done.done():
+            with contextlib.suppress(InvalidStateError):  # it was written at the last moment
                 card.done.set_exception(Closed("the runner closed before the card was written; recovery mends it"))
 
     # --- within ---
@@ -112,8 +113,9 @@ class Mirrors:
                     self.idle.set()
         if more:
             self._timers.call_in(0.0, lambda: self._try(card))
-        elif not card.done.done():
-            card.done.set_result(True)
+        else:
+            with contextlib.suppress(InvalidStateError):
+                card.done.set_result(True)
 
     def _again(self, card: _Card, job: Job, error: BaseException) -> None:
         if self._closed or isinstance(error, Closed | ForkedProcess):

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import Closed, InvalidTransition, OpenJobsError, UnknownJob
+from ..errors import Closed, ForkedProcess, InvalidTransition, OpenJobsError, UnknownJob
 from ..ids import check_session_id, short
 from ..jobs import Job, NoticeStage
 from ..session import Documents, Node
@@ -84,8 +84,16 @@ class Notices:
     What the lock protects: the subscriptions, the thread, what `ack` remembers.
     """
 
-    def __init__(self, store: JobStore, *, forget: Callable[[str], object] = lambda job_id: None) -> None:
-        """`forget` is told of jobs whose rows were changed: who keeps ended jobs in memory drops them."""
+    def __init__(
+        self,
+        store: JobStore,
+        *,
+        forget: Callable[[str], object] = lambda job_id: None,
+        mend: Callable[[str], object] = lambda session_id: None,
+    ) -> None:
+        """`forget` is told of jobs whose rows were changed: who keeps ended jobs in memory drops them. `mend` ends
+        what dead runners left in a session: a turn of theirs must not hold back notices for ever."""
+        self._mend = mend
         self._store = store
         self._forget = forget
         self._pid = os.getpid()
@@ -140,11 +148,13 @@ class Notices:
     def consume(self, job_or_task_id: str) -> bool:
         """Somebody has read the result by its id: its end needs no notice any more, or the notice was seen.
 
-        True where this changed something; a job that has not ended, or of whose end nobody is to be told, is left.
-        Raises `UnknownJob`, `UnknownTask`, and what the store or the journal does.
+        A unique beginning of an id is enough. True where this changed something; a job that has not ended, or of
+        whose end nobody is to be told, is left. Raises `UnknownJob`, `UnknownTask`, `AmbiguousId`, and what the
+        store or the journal does.
         """
         try:
-            return self._consume_job(job_or_task_id)
+            full = len(job_or_task_id) == _UUID_CHARS
+            return self._consume_job(job_or_task_id if full else self._store.resolve(job_or_task_id))
         except UnknownJob:
             if self._store.home is None:
                 raise
@@ -167,6 +177,9 @@ class Notices:
         if not others and next(documents.jobs_noticed(NoticeStage.RECORDED), None) is None:
             return None
         delivery = deliver_later(self._store, session_id, others).result()
+        if delivery.held:
+            self._mend(session_id)
+            delivery = deliver_later(self._store, session_id, others).result()
         if delivery.held:
             return None
         for notice in delivery.told:
@@ -236,7 +249,9 @@ class Notices:
         """
         subscription = NoticeSubscription(self, callback, session_id, on_end)
         with self._lock:
-            if self._closed or os.getpid() != self._pid:
+            if os.getpid() != self._pid:
+                raise ForkedProcess
+            if self._closed:
                 raise Closed("the runner is closed")
             self._subscriptions += (subscription,)
             if self._thread is None:
@@ -467,6 +482,7 @@ class Notices:
 #: the name of a session's journal of background commands (`processes.journal.NAME`, which is imported late)
 _TASKS = "tasks.jsonl"
 _JOIN_S = 5.0
+_UUID_CHARS = 36
 
 
 def of_task(task: Task) -> Notice:

@@ -116,7 +116,7 @@ class Recovery:
         except InvalidTransition:  # somebody else was first
             ended = self._store.get(job.job_id)
         self._steps(self.after_end, ended)
-        self._steps([self._begin_card], ended)
+        self.begin_card(ended)
         return ended
 
     def _end_leftovers(self, job: Job) -> None:
@@ -147,9 +147,13 @@ class Recovery:
             if self.is_dead(job.runner_id):
                 self._contained(run_id, functools.partial(self._finish_log, job))
 
-    def _begin_card(self, job: Job) -> None:
+    def begin_card(self, job: Job) -> None:
+        """The card in a caller's session follows; nobody waits for it."""
         if job.elsewhere:
-            self.mirror(job)
+            self._steps([self._mirror], job)
+
+    def _mirror(self, job: Job) -> None:
+        self.mirror(job)
 
     def _mend_cards(self, session_id: str) -> bool:
         """Cards in callers' sessions that are behind their rows: a runner died between the two commits. False where

@@ -22,7 +22,7 @@ from ..clock import Clock
 from ..errors import Closed, ForkedProcess, JobExists, OpenJobsError, StoreWriteFailed
 from ..facts import Recorder
 from ..ids import IdMaker, short
-from ..jobs import ContextMode, Job, JobStatus, SpawnRequest, SyncFn
+from ..jobs import UNFINISHED, ContextMode, Job, JobStatus, SpawnRequest, SyncFn
 from ..store import JobStore
 from ..store.presence import Held
 from .admission import ProfileSource, function_for
@@ -174,7 +174,9 @@ class JobRunner:
         self._mirrors = Mirrors(store, self._timers, clock)
         self.recovery.mirror = self._mirrors.follow
         #: who is told that background jobs and commands have ended
-        self.notices = Notices(store, forget=self._forget)
+        self.notices = Notices(
+            store, forget=self._forget, mend=lambda session_id: self._client.list(session_id, status=UNFINISHED)
+        )
         self._submissions = Submissions(
             store,
             self._roster,

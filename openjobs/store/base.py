@@ -44,7 +44,7 @@ from .change import JobChange, job_changed, job_created, refuse_again, refuse_ch
 from .committer import GAP_S, Committer, Operation
 from .fsck import Report, check_session
 from .index import Entry, Index, key_of
-from .mirror import mirror_later, with_caller
+from .mirror import called_jobs, mirror_later, with_caller
 from .presence import Active, Leases
 from .restore import restored
 from .session import Session
@@ -523,11 +523,7 @@ class JobStore(ABC):
     ) -> Jobs:
         """The jobs that a session may see, newest first: its own, and those that it asked for in others (D6)."""
         found = self.list(session_id, status, limit=limit)
-        statuses = _statuses(status)
-        for job_id in reversed(self.called_by(session_id)):
-            job = self.documents(self._session_of(job_id)).job(job_id)
-            if job is not None and (statuses is None or job.status in statuses):
-                found.append(job)
+        found += itertools.islice(called_jobs(self, session_id, _statuses(status)), limit)
         found.sort(key=lambda job: job.created_at, reverse=True)
         return found if limit is None else found[: max(limit, 0)]
 

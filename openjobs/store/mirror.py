@@ -7,19 +7,23 @@ the home's index, and mended from the row, which alone says what the job is.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import attrs
 
-from ..errors import Damaged, RepositoryRefused, UnknownNode
+from ..errors import Damaged, RepositoryRefused, UnknownNode, UnknownSession
 from ..ids import check_session_id, short
-from ..jobs import Job
+from ..jobs import UNFINISHED, Job, JobStatus
 from ..repo import Change
 from ..session import Documents, cards
 
 if TYPE_CHECKING:
     from .base import JobStore
+
+log = logging.getLogger(__name__)
 
 
 def with_caller(store: JobStore, job: Job) -> Job:
@@ -40,6 +44,40 @@ def with_caller(store: JobStore, job: Job) -> Job:
     if not known:
         raise UnknownNode(f"there is no message {job.caller_msg_id} in session {job.caller_session_id}")
     return job
+
+
+def called_jobs(store: JobStore, session_id: str, statuses: frozenset[JobStatus] | None) -> Iterator[Job]:
+    """The jobs of other sessions that this one asked for, newest first within each, or of all.
+
+    Those that have not ended are found by what pages are tagged with, however many others there are. A session that
+    cannot be read hides no other; it is logged.
+    """
+    entries = list(dict.fromkeys((e.session_id, e.job_id) for e in store.index.by_caller(session_id)))
+    if statuses is not None and statuses <= UNFINISHED:
+        for target in dict.fromkeys(target for target, _ in entries):
+            if (documents := _readable(store, session_id, target)) is not None:
+                yield from (job for job in documents.jobs_newest_first(statuses) if job.caller_session_id == session_id)
+        return
+    known: dict[str, Documents | None] = {}
+    for target, job_id in reversed(entries):
+        if target not in known:
+            known[target] = _readable(store, session_id, target)
+        documents = known[target]
+        job = documents.job(job_id) if documents is not None else None
+        if job is not None and (statuses is None or job.status in statuses):
+            yield job
+
+
+def _readable(store: JobStore, session_id: str, target: str) -> Documents | None:
+    try:
+        documents = store.documents(target)
+        documents.newest_page()
+    except UnknownSession:
+        return None
+    except (Damaged, RepositoryRefused) as error:
+        log.warning("what session %s asked session %s for cannot be read: %s", session_id, target, error)
+        return None
+    return documents
 
 
 def mirror_later(store: JobStore, job: Job) -> Future[bool]:

@@ -7,17 +7,21 @@ comes first, and a stage that a crash left behind is found by that message.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 import attrs
 
+from ..errors import Damaged, RepositoryRefused
 from ..ids import short
 from ..jobs import UNFINISHED, Job, NoticeStage, noticed
 from ..repo import Change
 from ..session import Documents, Node, notices
 from ..session.notices import Notice
 from .base import JobStore
+
+log = logging.getLogger(__name__)
 
 Notices = list[Notice]
 
@@ -45,7 +49,10 @@ def pending_jobs(store: JobStore, session_id: str, stage: NoticeStage = NoticeSt
     found = _in_order(store.documents(session_id), session_id, stage)
     for target in dict.fromkeys(entry.session_id for entry in store.index.by_caller(session_id)):
         if target != session_id and store.has_session(target):
-            found += _in_order(store.documents(target), session_id, stage)
+            try:
+                found += _in_order(store.documents(target), session_id, stage)
+            except (Damaged, RepositoryRefused) as error:
+                log.warning("what session %s asked session %s for cannot be read: %s", session_id, target, error)
     return found
 
 

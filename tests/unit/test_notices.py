@@ -621,3 +621,22 @@ def test_a_row_with_cut_texts_is_enough(store: JobStore, notices: Notices) -> No
     assert node is not None
     assert len(node.content) < 1500
     assert of_job(store.get(job.job_id)).excerpt == "word " * 5000
+
+
+def test_a_dead_runners_turn_holds_nothing_back(store: JobStore, session: Session) -> None:
+    """An unfinished foreground turn whose runner died is ended by the delivery that meets it."""
+    with JobRunner(store, 1, lambda request, event: TurnResult()) as runner:
+        store.leases.acquire("dead").release()
+        turn = store.create(job_for(store, "s1", "turn", foreground=True), Queued(runner_id="dead"))
+        job = ended(store)
+        node = runner.notices.deliver("s1")
+        assert node is not None
+        assert events_of(node) == [job.event_id]
+        assert store.get(turn.job_id).terminal
+
+
+def test_the_beginning_of_an_id_is_enough(store: JobStore, notices: Notices) -> None:
+    """As wherever a model gives an id."""
+    job = ended(store)
+    assert notices.consume(job.job_id[:13]) is True
+    assert stage_of(store, job) is NoticeStage.CONSUMED
