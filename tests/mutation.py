@@ -1,4 +1,4 @@
-"""Mutation testing of the transition table and of the run log's sidecar: `nox -s mutation` (or `python -m tests.mutation`).
+"""Mutation testing of the transition table and of the run log's sidecar: `nox -s mutation`.
 
 A mutant is the module with one thing changed: a comparison, a constant, an `and`, a `not`, a condition, a raise. The
 tests of that module run on each in a fork; a mutant that no test notices survives and is printed. What is printed
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import importlib
 import os
 import random
 import shutil
@@ -89,27 +90,40 @@ def noticed(directory: Path, tests: list[str]) -> str | None:
     """Why the tests fail on the package in `directory`: "tests" or "time"; None when they pass."""
     child = os.fork()
     if child == 0:
-        signal.alarm(_MOST_S)
-        os.chdir(directory)
-        out = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        sys.path.insert(0, str(directory))
-        import pytest
-
-        ended = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests])
-        os._exit(0 if ended == 0 else 1)
+        try:
+            os._exit(_tested(directory, tests))
+        finally:
+            os._exit(1)  # nothing of the parent's is ended here
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return "time"
     return "tests" if os.WEXITSTATUS(status) else None
 
 
+def _tested(directory: Path, tests: list[str]) -> int:
+    """In the fork: 0 when all pass."""
+    signal.alarm(_MOST_S)
+    os.chdir(directory)
+    out = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    # The copy's package and tests, not those that this program was started from.
+    sys.path[:] = [str(directory), *(path for path in sys.path if path and Path(path) != ROOT)]
+    os.environ["PYTHONPATH"] = str(directory)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("openjobs", "tests")]:
+        del sys.modules[name]
+    import pytest
+
+    ended = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests])
+    return 0 if ended == 0 else 1
+
+
 def main(*arguments: str) -> int:
     """Arguments: the most mutants of each module (0: all, the default), and modules; without them all."""
     most = int(arguments[0]) if arguments else 0
     chosen = arguments[1:] or tuple(TARGETS)
-    import attrs, cattrs, dulwich.repo, hypothesis, orjson, psutil, pytest  # noqa: E401, F401  # once, before the forks
+    for name in ("attrs", "cattrs", "dulwich.repo", "orjson", "psutil", "pytest"):
+        importlib.import_module(name)  # once, before the forks
 
     killed = total = 0
     with tempfile.TemporaryDirectory(prefix="oj-mutants-") as scratch:
