@@ -72,6 +72,7 @@ def bench_jobs(base: Path, quick: bool) -> dict[str, Any]:
         none = NoFacts()
         for submitters, jobs in ((1, 30), (16, 160)):
             rates: dict[str, list[float]] = {"with": [], "without": []}
+            processor_s: dict[str, list[float]] = {"with": [], "without": []}
             writes = recorded = 0
             for number in range(rounds):
                 for kind in ("with", "without") if number % 2 else ("without", "with"):
@@ -80,7 +81,9 @@ def bench_jobs(base: Path, quick: bool) -> dict[str, Any]:
                     log: FactLog = none if kind == "without" else CountingLog(path)
                     store.facts = lambda session_id, log=log: log  # type: ignore[method-assign,misc]
                     with JobRunner(store, WORKERS, turn) as runner:
+                        began = time.process_time()
                         rates[kind].append(jobs_a_second(runner, session_id, jobs, submitters))
+                        processor_s[kind].append((time.process_time() - began) / jobs)
                     if isinstance(log, CountingLog):
                         writes, recorded = writes + log.writes, recorded + 2 * jobs
             del store.facts
@@ -89,6 +92,8 @@ def bench_jobs(base: Path, quick: bool) -> dict[str, Any]:
             figures[f"{name}_with_facts_a_s"] = round(statistics.median(rates["with"]), 1)
             ratios = [one / other for one, other in zip(rates["without"], rates["with"], strict=True)]
             figures[f"{name}_times_as_long"] = round(statistics.median(ratios), 2)
+            for kind, spent in processor_s.items():
+                figures[f"{name}_{kind}_facts_processor_ms_a_job"] = round(statistics.median(spent) * 1000, 2)
             figures[f"{name}_facts_a_sync"] = round(recorded / writes, 1)
     return figures
 

@@ -278,3 +278,48 @@ def test_another_process_follows_and_goes_on_from_its_cursor(supervisor: Process
                 follower.kill()
     expected = [f"{kind} {task_id}" for task_id in ids for kind in ("job/registered", "job/settled")]
     assert heard == expected
+
+
+RUNNER = """
+import sys
+from openjobs import GitJobStore, JobRunner, SpawnRequest, TurnResult
+with GitJobStore(sys.argv[1], durability="relaxed") as store:
+    with JobRunner(store, 4, lambda request, cancel_event: TurnResult()) as runner:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for _ in range(25):
+            print(runner.submit(SpawnRequest(prompt="work", parent_session_id="s")).job_id, flush=True)
+"""
+
+
+def test_runners_of_several_processes_record_in_one_session(store: GitJobStore) -> None:
+    """Three processes with jobs of one session at the same time: every job has its two facts, in their order, and
+    nobody's are lost among the others'."""
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", RUNNER, str(store.home)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+        )
+        for _ in range(3)
+    ]
+    ids: list[str] = []
+    for program in programs:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+    for program in programs:
+        assert program.stdin is not None
+        program.stdin.write("go\n")
+        program.stdin.flush()
+    for program in programs:
+        out, _ = program.communicate(timeout=50)
+        assert program.returncode == 0
+        ids += out.split()
+    assert len(set(ids)) == 75
+    found: dict[str, list[str]] = {}
+    for fact in recorded(store):
+        found.setdefault(fact.job_id, []).append(fact.type.value)
+    assert found == {job_id: ["job/registered", "job/settled"] for job_id in ids}
+    assert {interval.status for interval in facts.intervals(store.session("s"))} == {"completed"}
