@@ -523,17 +523,14 @@ class JobStore(ABC):
     ) -> Jobs:
         """The jobs that a session may see, newest first: its own, and those that it asked for in others (D6)."""
         found = self.list(session_id, status, limit=limit)
-        found += itertools.islice(called_jobs(self, session_id, _statuses(status)), limit)
+        at_most = None if limit is None else max(limit, 0)
+        found += itertools.islice(called_jobs(self, session_id, _statuses(status)), at_most)
         found.sort(key=lambda job: job.created_at, reverse=True)
-        return found if limit is None else found[: max(limit, 0)]
+        return found[:at_most]
 
     def children(self, job_id: str) -> _Ids:
         """Ids of the jobs that were submitted under it, oldest first."""
         return list(dict.fromkeys(e.job_id for e in self.index.by_parent(job_id) if self._is_there(e)))
-
-    def called_by(self, session_id: str) -> _Ids:
-        """Ids of the jobs in other sessions that this session asked for, oldest first (spec 003, D6)."""
-        return list(dict.fromkeys(e.job_id for e in self.index.by_caller(session_id) if self._is_there(e)))
 
     def unfinished(self, session_id: str) -> Jobs:
         """The session's jobs that have not ended, newest first."""

@@ -192,7 +192,8 @@ def test_ownership_is_the_session_or_the_callers(store: MockTaskStore, runner: J
         own.job_id,
     }
     assert len(runner.visible("caller", limit=1)) == 1
-    assert store.called_by("caller") == [elsewhere.job_id]
+    assert runner.visible("caller", limit=0) == []
+    assert [job.job_id for job in runner.visible("caller", status=JobStatus.QUEUED)] == []
     with JobClient(store) as client:
         assert {job.job_id for job in client.visible("caller")} == {elsewhere.job_id, own.job_id}
 
