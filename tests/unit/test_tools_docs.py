@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from openjobs import JobRunner, MockTaskStore, TurnResult
 from openjobs.tools import AgentTools, slash
 from openjobs.tools.schema import Parameter, tool_of
 from openjobs.tools.tools import MAX_DEPTH, RESULT_LIMIT_CHARS
@@ -69,3 +70,22 @@ def test_the_usage_of_typed_commands_is_the_real_one() -> None:
     typed = set(re.findall(r"`(/(?:task|spawn)[^`]*)`", PAGE))
     assert typed == {"/task PROMPT", "/task --sync PROMPT", "/spawn LABEL: PROMPT"}
     assert slash.USAGE == "/task [--sync] PROMPT, or /spawn LABEL: PROMPT"
+
+
+def test_the_code_on_the_page_runs() -> None:
+    """The four calls, with what the page takes for granted."""
+    code = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert code
+    with MockTaskStore() as store:
+        session_id = store.create_session()
+        with JobRunner(store, sync_fn=lambda request, cancel_event: TurnResult(final_text="found it")) as runner:
+            names = {
+                "runner": runner,
+                "session_id": session_id,
+                "message_id": "m1",
+                "tool_call_id": "c1",
+                "arguments": '{"prompt": "x", "description": "x"}',
+            }
+            exec(compile(code[1], "docs/tools.md", "exec"), names)
+            assert {job.result_text for job in store.list(session_id)} == {"found it"}
+            assert len(store.list(session_id)) == 2
