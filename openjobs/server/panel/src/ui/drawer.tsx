@@ -80,6 +80,10 @@ function JobDrawer({ id }: { id: string }) {
   const job = read.value;
   // The row of the list may be newer than what was read.
   const row = (known?.kind === 'job' ? known : null) ?? job;
+  // The beginning of an id will do in an address; from then on it is the whole one.
+  useEffect(() => {
+    if (job !== null && job.id !== id) go({ job: job.id }, true);
+  }, [job?.id]);
   const running = row !== null && row.status === 'running';
   // What a running job has said so far is not an event: it is asked for while somebody looks.
   useEffect(() => {
@@ -99,7 +103,7 @@ function JobDrawer({ id }: { id: string }) {
       </Frame>
     );
   }
-  const tabs = ['overview', ...(row.run_id !== null || !isOver(row) ? ['log'] : []), 'conversation', 'history'];
+  const tabs = ['overview', ...(row.run_id !== null ? ['log'] : []), 'conversation', 'history'];
   const tab = tabs.includes(route.value.tab) ? route.value.tab : 'overview';
   return (
     <Frame name={row.id} head={<h2 tabIndex={-1} dir="auto">{row.subject || row.id}</h2>}>
@@ -128,7 +132,7 @@ function JobDrawer({ id }: { id: string }) {
       <div class={`panel ${tab === 'log' ? '' : 'scrolls'}`} role="tabpanel" id="tab-panel" aria-labelledby={`tab-${tab}`} tabIndex={tab === 'log' ? -1 : 0}>
         {read.error && tab !== 'log' && <Failed what="The details cannot be read." error={read.error} again={read.again} />}
         {tab === 'overview' && <Overview row={row} job={job} />}
-        {tab === 'log' && <Log id={row.job_id} over={isOver(row)} />}
+        {tab === 'log' && <Log id={row.job_id} />}
         {tab === 'conversation' && <JobConversation row={row} />}
         {tab === 'history' && <History id={row.job_id} news={news} />}
       </div>
@@ -285,7 +289,7 @@ function ProcessDrawer({ id }: { id: string }) {
       </div>
       <Tabs names={['log', 'overview']} current={tab} />
       <div class={`panel ${tab === 'log' ? '' : 'scrolls'}`} role="tabpanel" id="tab-panel" aria-labelledby={`tab-${tab}`} tabIndex={tab === 'log' ? -1 : 0}>
-        {tab === 'log' ? <Log id={row.task_id} over={isOver(row)} /> : (
+        {tab === 'log' ? <Log id={row.task_id} /> : (
           <>
             {row.error !== null && <section class="box bad"><h3>Error</h3><pre class="plain">{row.error}</pre></section>}
             <section><h3>Command <CopyButton text={row.command} what="command" /></h3><pre class="plain">{row.command}</pre></section>

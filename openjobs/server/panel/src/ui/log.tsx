@@ -4,7 +4,8 @@ import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { parseLine, plain, type Look, type Piece } from '../pure/ansi';
 import { bytes as sizeOf, count } from '../pure/format';
 import { cutOff, found, LogText, type LogLine } from '../pure/logtext';
-import { address, Failure, getBytes, part, said } from '../wire/api';
+import { address, getBytes, part, said } from '../wire/api';
+import type { WireError } from '../wire/types';
 import { Arrow, Close, Download, Search } from './icons';
 
 const TAIL = 128 * 1024;
@@ -18,8 +19,7 @@ interface LogState {
   size: number;
 }
 
-/** The log of `id`; `over`: whether its job has ended, so that a log which is not there will never be. */
-function useLog(id: string, over: boolean) {
+function useLog(id: string) {
   const [state, setState] = useState<LogState>({ text: new LogText(), n: 0, phase: 'reading', outcome: '', size: 0 });
   const current = useRef(state.text);
   const show = (more: Partial<LogState>) => setState((old) => ({ ...old, ...more, n: old.n + 1 }));
@@ -78,6 +78,7 @@ function useLog(id: string, over: boolean) {
       }, 30);
     };
 
+    // Its newest part, in one piece; what comes after it is followed.
     const read = async () => {
       try {
         const tail = await getBytes(`log/${part(id)}`, { tail: TAIL });
@@ -95,20 +96,32 @@ function useLog(id: string, over: boolean) {
         setState({ text, n: 1, phase: tail.complete ? 'ended' : 'live', outcome: '', size: tail.size });
         follow();
       } catch (error) {
-        if (ended) return;
-        if (error instanceof Failure && error.status === 404) {
-          if (over) show({ phase: 'none' });
-          else follow();
-        } else show({ phase: 'failed', outcome: said(error) });
+        if (!ended) show({ phase: 'failed', outcome: said(error) });
       }
     };
-    void read();
+
+    // Whether there is a log is asked of the stream: it can say "not yet", which a request for bytes cannot.
+    const probe = (source = new EventSource(address(`log/${part(id)}/stream`)));
+    const answered = (then: () => void) => () => {
+      probe.close();
+      if (source === probe) source = null;
+      if (!ended) then();
+    };
+    probe.addEventListener('waiting', () => show({ phase: 'waiting' }));
+    for (const name of ['data', 'end']) probe.addEventListener(name, answered(() => void read()));
+    probe.addEventListener('failed', (event) => {
+      const { code, message } = JSON.parse(event.data) as WireError;
+      answered(() => show(code === 'not_found' ? { phase: 'none' } : { phase: 'failed', outcome: message }))();
+    });
+    probe.onerror = () => {
+      if (probe.readyState === 2) answered(() => show({ phase: 'failed', outcome: 'the server did not answer' }))();
+    };
     return () => {
       ended = true;
       clearTimeout(timer);
       source?.close();
     };
-  }, [id, over && state.phase === 'waiting']);
+  }, [id]);
 
   const earlier = async () => {
     const text = current.current;
@@ -121,8 +134,8 @@ function useLog(id: string, over: boolean) {
   return { state, earlier };
 }
 
-export function Log({ id, over }: { id: string; over: boolean }) {
-  const { state, earlier } = useLog(id, over);
+export function Log({ id }: { id: string }) {
+  const { state, earlier } = useLog(id);
   const { text, phase } = state;
   const [wrap, setWrap] = useState(true);
   const [query, setQuery] = useState('');
@@ -160,7 +173,7 @@ export function Log({ id, over }: { id: string; over: boolean }) {
     setHit((at + by + hits.length) % hits.length);
   };
 
-  if (phase === 'none') return <p class="quiet pad">There is no log: this job’s code ran inside the server and wrote none.</p>;
+  if (phase === 'none') return <p class="quiet pad">There is no log: what ran this job wrote none.</p>;
   return (
     <div class="log">
       <div class="log-bar">
