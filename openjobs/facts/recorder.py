@@ -38,8 +38,12 @@ class Recorder:
     def together(self) -> Iterator[None]:
         """What this thread records inside the block is written at its end, with one sync for each session.
 
-        For who has many commits in hand and lets nobody know of any of them before the end of the block.
+        For who has many commits in hand and lets nobody know of any of them before the end of the block. A block
+        within a block is part of it.
         """
+        if getattr(self._gathered, "facts", None) is not None:
+            yield
+            return
         self._gathered.facts = []
         try:
             yield

@@ -605,6 +605,18 @@ def test_what_is_gathered_is_this_threads_own() -> None:
     assert list(log.read()) == [registered(2), registered(1)]
 
 
+def test_a_block_within_a_block_is_part_of_it() -> None:
+    """Nothing that was gathered before is lost, and nothing is written early."""
+    log = MemoryFactLog()
+    recorder = Recorder(lambda session_id: log)
+    with recorder.together():
+        recorder.record(registered(1))
+        with recorder.together():
+            recorder.record(registered(2))
+        assert list(log.read()) == []
+    assert list(log.read()) == [registered(1), registered(2)]
+
+
 def test_what_was_gathered_is_written_although_the_block_raises() -> None:
     """A step that fails does not take the facts of others along."""
     log = MemoryFactLog()
