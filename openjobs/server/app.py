@@ -131,7 +131,8 @@ class App:
         self.closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forget: Callable[[], None] = lambda: None
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="openjobs server")
+        self._readers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="openjobs server read")
+        self._writers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="openjobs server write")
         self._router: Any = None
 
     # --- life ---
@@ -159,7 +160,8 @@ class App:
         if started:
             self._forget()
             self.feed.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._readers, self._writers):
+            pool.shutdown(wait=False, cancel_futures=True)
         self.backend.close()
 
     def _close_connections(self) -> None:
@@ -187,9 +189,16 @@ class App:
 
     async def work(self, call: Callable[..., T], *args: Any) -> T:
         """`call` on a worker thread: whatever may wait for a disk."""
+        return await self._on(self._readers, call, *args)
+
+    async def change(self, call: Callable[..., T], *args: Any) -> T:
+        """As `work`, for what commits: a session that somebody keeps locked must not keep others from reading."""
+        return await self._on(self._writers, call, *args)
+
+    async def _on(self, pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> T:
         if self.closing:
             raise Closed("the server is ending")
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
+        return await asyncio.get_running_loop().run_in_executor(pool, call, *args)
 
     # --- ASGI ---
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
@@ -31,6 +32,7 @@ CANCEL_LIMIT = 1_000
 AWAIT_LIMIT = 1_000
 LONGEST_WAIT_S = 86_400.0
 CHILDREN_LIMIT = 200
+_CANCEL_THREADS = 16
 
 _SPAWN = frozenset(
     {"session_id", "prompt", "description", "agent_id", "context", "wait"}
@@ -259,7 +261,7 @@ class Calls:
         return self._backend.spawn(wanted)
 
     async def spawn_and_wait(self, fields: Fields) -> Answer:
-        answer = await self._app.work(self.spawn_job, fields)
+        answer = await self._app.change(self.spawn_job, fields)
         if fields.get("wait"):
             jobs = await self._backend.wait_for([answer["job_id"]], "all", None)
             answer = {**answer, "status": jobs[0].status.value}
@@ -282,14 +284,18 @@ class Calls:
     def cancel_jobs(self, fields: Fields) -> Answer:
         check_fields("cancel_jobs", fields, ("job_ids", "reason"))
         reason = text_of("cancel_jobs", fields, "reason")
-        results: list[Answer] = []
-        for job_id in ids_of("cancel_jobs", fields, "job_ids", CANCEL_LIMIT):
+        ids = ids_of("cancel_jobs", fields, "job_ids", CANCEL_LIMIT)
+
+        def cancel(job_id: str) -> Answer:
             try:
-                results.append(self._backend.cancel(job_id, reason))
+                return self._backend.cancel(job_id, reason)
             except OpenJobsError as error:
                 told = error_to_wire(error)
-                results.append({"job_id": job_id, "error": {"code": told["code"], "message": told["message"]}})
-        return {"results": results}
+                return {"job_id": job_id, "error": {"code": told["code"], "message": told["message"]}}
+
+        # Several at a time share a trip to the disk.
+        with ThreadPoolExecutor(min(len(ids), _CANCEL_THREADS), thread_name_prefix="openjobs server cancel") as pool:
+            return {"results": list(pool.map(cancel, ids))}
 
     def cancel_session(self, fields: Fields) -> Answer:
         check_fields("cancel_session", fields, ("session_id", "reason"))
@@ -342,6 +348,8 @@ class Calls:
         }
 
 
+#: those of the actions that commit something
+CHANGING = frozenset({"cancel_job", "cancel_jobs", "cancel_session", "stop_task"})
 #: by name, for the WebSocket: those that run on a worker thread
 ACTIONS: Mapping[str, Callable[[Calls, Fields], Answer]] = {
     "list_jobs": Calls.list_jobs,

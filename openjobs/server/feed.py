@@ -248,7 +248,7 @@ class Feed:
             try:
                 if self._reread.is_set():
                     self._reread.clear()
-                    watcher.reread_own()
+                    watcher.reread()
                 watcher.look()
             except Closed:
                 return

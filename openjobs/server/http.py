@@ -166,6 +166,9 @@ class Routes:
         """The call and its encoding both on a worker thread: an answer may be long."""
         return await self._app.work(lambda: answer(call(*args), status))
 
+    async def _change(self, call: Callable[..., Any], *args: Any) -> Response:
+        return await self._app.change(lambda: answer(call(*args)))
+
     # --- jobs and processes ---
 
     async def about(self, request: Request) -> Response:
@@ -199,17 +202,17 @@ class Routes:
 
     async def cancel(self, request: Request) -> Response:
         fields = {**await body_of(request), "job_id": request.path_params["id"]}
-        return await self._ask(self._calls.cancel_job, fields)
+        return await self._change(self._calls.cancel_job, fields)
 
     async def cancel_many(self, request: Request) -> Response:
-        return await self._ask(self._calls.cancel_jobs, await body_of(request))
+        return await self._change(self._calls.cancel_jobs, await body_of(request))
 
     async def process(self, request: Request) -> Response:
         return await self._ask(self._calls.get_task, {"task_id": request.path_params["id"]})
 
     async def stop(self, request: Request) -> Response:
         fields = {**await body_of(request), "task_id": request.path_params["id"]}
-        return await self._ask(self._calls.stop_task, fields)
+        return await self._change(self._calls.stop_task, fields)
 
     # --- sessions ---
 
@@ -228,7 +231,7 @@ class Routes:
 
     async def checkout(self, request: Request) -> Response:
         fields = {**await body_of(request), "session_id": request.path_params["id"]}
-        return await self._ask(self._calls.checkout, fields)
+        return await self._change(self._calls.checkout, fields)
 
     async def profiles(self, request: Request) -> Response:
         return await self._ask(self._calls.profiles)
@@ -340,7 +343,7 @@ class Routes:
             raise NotFound("logins are the business of the program that this server is part of")
         fields = await body_of(request)
         code, token = fields.get("code"), fields.get("token")
-        good = (isinstance(code, str) and auth.use_code(code)) or (isinstance(token, str) and auth.use_token(token))
+        good = (isinstance(code, str) and auth.use_code(code)) or (isinstance(token, str) and auth.is_token(token))
         if not good:
             raise Refusal(401, "unauthorised", "this login is not good (any more); `openjobs serve --url` makes one")
         response = Response(status_code=204)

@@ -38,9 +38,6 @@ LOGIN_S = 7 * 86_400
 CODE_S = 600
 #: codes that were used and are remembered until they would have run out; more at once are refused
 _USED_LIMIT = 1_000
-#: failed logins: so many at once, then one in this many seconds
-_GUESSES = 10
-_GUESS_EVERY_S = 1.0
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -71,7 +68,8 @@ class TokenAuth:
     """The home's token, as a bearer token or as a cookie that was made from it.
 
     Guarantees: no value from outside is compared with a secret but in constant time; the token is in
-    no log and no address; a code gives one login. What the lock protects: used codes and failed guesses.
+    no log and no address; a code gives one login. Tries are not counted: 256 bits are not guessed, and a
+    count would let anybody on this machine lock its user out. What the lock protects: the used codes.
     """
 
     def __init__(self, token: str, *, now: Callable[[], float] = time.time) -> None:
@@ -81,8 +79,6 @@ class TokenAuth:
         self._now = now
         self._lock = threading.Lock()
         self._used: dict[str, float] = {}
-        self._guesses = float(_GUESSES)
-        self._guessed_at = time.monotonic()
         self.cookie_name = "openjobs_" + hashlib.sha256(b"name:" + self._token).hexdigest()[:8]
 
     def __repr__(self) -> str:
@@ -134,7 +130,7 @@ class TokenAuth:
     def use_code(self, code: str) -> bool:
         """Whether it gives a login; it does so once."""
         text, _, signature = code.rpartition(".")
-        if not self._may_guess() or not self._is_signed("code", text, signature):
+        if not self._is_signed("code", text, signature):
             return False
         until, now = float(text.partition("-")[0]), self._now()
         with self._lock:
@@ -143,20 +139,6 @@ class TokenAuth:
                 return False
             self._used[text] = until
         return True
-
-    def use_token(self, token: str) -> bool:
-        return self._may_guess() and self.is_token(token)
-
-    def _may_guess(self) -> bool:
-        """A bound on tries from outside; 256 bits need none, the log and the processor do."""
-        with self._lock:
-            now = time.monotonic()
-            self._guesses = min(self._guesses + (now - self._guessed_at) / _GUESS_EVERY_S, float(_GUESSES))
-            self._guessed_at = now
-            if self._guesses < 1:
-                return False
-            self._guesses -= 1
-            return True
 
     def _sign(self, what: str, text: str) -> str:
         return hmac.new(self._token, f"{what}:{text}".encode("utf-8", "replace"), hashlib.sha256).hexdigest()

@@ -20,7 +20,7 @@ from ..clock import to_text
 from ..errors import BadFrame, InvalidInput, OpenJobsError
 from ..host.wire import decode, error_to_wire
 from .app import CONNECTION_LIMIT, expired
-from .calls import ACTIONS, Calls, check_fields, session_of, text_of, whole_of
+from .calls import ACTIONS, CHANGING, Calls, check_fields, session_of, text_of, whole_of
 from .rows import encoded
 from .security import Admitted, Refusal
 
@@ -181,7 +181,8 @@ class Connection:
         try:
             call = ACTIONS.get(action)
             if call is not None:
-                await self._send(await self._app.work(_encoded, action, request_id, call, self._calls, fields))
+                on_thread = self._app.change if action in CHANGING else self._app.work
+                await self._send(await on_thread(_encoded, action, request_id, call, self._calls, fields))
             elif action == "subscribe":
                 await self._subscribe(request_id, fields)
             else:

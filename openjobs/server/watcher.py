@@ -121,11 +121,14 @@ class Watcher:
         if self._tasks is not None:
             self._changed_tasks()
 
-    def reread_own(self) -> None:
-        """Events of the hub were lost: read what they were about."""
+    def reread(self) -> None:
+        """Events of the hub were lost: read what they may have been about."""
         for entry in self._feed.unfinished():
             if entry.row["kind"] == JOB:
                 self._read_one(entry.row["session_id"], entry.row["id"])
+        if self._store.home is None:  # else the index tells of new ones
+            for job in reversed(self._store.list(limit=self._feed.room)):
+                self._feed.put_job(job)
 
     def _new_jobs(self) -> None:
         if self._store.home is None:

@@ -195,6 +195,20 @@ def has_value(feed: Feed, number: int) -> list[dict[str, Any]]:
     return told if told and told[-1]["progress"]["n"] == number else []
 
 
+def test_events_that_the_hub_dropped(
+    runner: JobRunner, turns: Turns, make_feed: MakeFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that could not keep up reads what it missed: in the end every row is as the store has it."""
+    monkeypatch.setattr("openjobs.server.backend._HUB_CAPACITY", 2)
+    feed = make_feed()
+    turns.finish_at_once = True
+    with feed._lock:
+        jobs = [runner.submit(ask(f"job {number}")) for number in range(20)]
+        assert runner.wait_idle(20)
+    eventually(lambda: feed.counts() == {"completed": 20})
+    assert {row["id"] for row in feed.page(Filter())["tasks"]} == {job.job_id for job in jobs}
+
+
 class TestReplay:
     def fill(self, feed: Feed, runner: JobRunner, count: int) -> list[Job]:
         made = []
