@@ -106,7 +106,7 @@ class Pages:
         self._contexts.append(context)
         context.set_default_timeout(PATIENCE_MS)
         answer = context.request.post(
-            f"{server.base}/api/login", data={"token": server.token}, headers={"Origin": server.base}
+            f"{server.base}/api/login", data={"token": server.token}, headers={"Origin": server.origin}
         )
         assert answer.ok, answer.text()
         return context

@@ -1,4 +1,4 @@
-"""A server whose jobs do what a test tells them, as a process of its own: `python host.py HOME [MANY [PORT]]`.
+"""A server whose jobs do what a test tells them, as a process of its own: `python host.py HOME MANY PORT [PREFIX]`.
 
 A prompt is a JSON object: `text` to answer, `fail` to raise, `progress` and `partial` to report, `until` to wait for
 the file of that name in `<home>/../go`, `deaf` to do so whatever happens. MANY finished jobs are made first. Prints
@@ -94,7 +94,7 @@ def _page(jobs: Sequence[Job]) -> Callable[[Documents], Change]:
     return decide
 
 
-def main(home: Path, many: int, port: int) -> None:
+def main(home: Path, many: int, port: int, prefix: str) -> None:
     if many:
         make_many(home, many)
     go = home.parent / "go"
@@ -102,7 +102,7 @@ def main(home: Path, many: int, port: int) -> None:
     store = GitJobStore(home)
     runner = JobRunner(store, 2, turn_in(go), cancel_timeout_s=1.0)
     listener = listen_on_loopback(port)
-    serving = Serving(create_app(runner), [listener])
+    serving = Serving(create_app(runner, prefix=prefix), [listener])
     serving.start()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
@@ -116,4 +116,4 @@ def main(home: Path, many: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *([int(text) for text in sys.argv[2:]] + [0, 0])[:2])
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else "")

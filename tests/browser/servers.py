@@ -34,8 +34,12 @@ class Server:
     process: subprocess.Popen[str]
 
     @property
+    def origin(self) -> str:
+        return "/".join(self.base.split("/")[:3])
+
+    @property
     def port(self) -> int:
-        return int(self.base.rsplit(":", 1)[1])
+        return int(self.origin.rsplit(":", 1)[1])
 
     def ask(self, path: str, body: object | None = None) -> Any:
         request = urllib.request.Request(
@@ -95,12 +99,14 @@ def _first(process: subprocess.Popen[str], pattern: str) -> str:
 
 
 @contextmanager
-def led(home: Path, many: int = 0, port: int = 0) -> Iterator[Server]:
+def led(home: Path, many: int = 0, port: int = 0, prefix: str = "") -> Iterator[Server]:
     """A server of `host.py`."""
-    command = [sys.executable, str(HOST), str(home), str(many), str(port)]
+    command = [sys.executable, str(HOST), str(home), str(many), str(port), prefix]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=Cli(home).env) as process:
         said = json.loads(_first(process, r"^(\{.*\})$"))
-        server = Server(home=home, base=f"http://127.0.0.1:{said['port']}", token=said["token"], process=process)
+        server = Server(
+            home=home, base=f"http://127.0.0.1:{said['port']}{prefix}", token=said["token"], process=process
+        )
         try:
             yield server
         finally:

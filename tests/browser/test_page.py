@@ -311,6 +311,19 @@ def test_the_printed_link_logs_in_and_leaves_the_address(real_server: Server, pa
     assert "#" not in page.url
 
 
+def test_the_panel_works_below_a_prefix(pages: Pages, tmp_path: Path) -> None:
+    """A host mounts it where it likes: files, requests, events and links all stay below."""
+    with led(tmp_path / "home", prefix="/agents/jobs") as server:
+        page = pages.open(server)
+        job_id = server.spawn("mounted", "from below")
+        row(page, "mounted").get_by_role("link", name="mounted").click()
+        expect(drawer(page).get_by_role("region", name="Result")).to_contain_text("from below")
+        assert page.url == f"{server.base}/?job={job_id}"
+        page.get_by_role("link", name="Sessions").click()
+        assert page.url == f"{server.base}/?view=sessions"
+        pages.close()
+
+
 def test_an_empty_home_says_what_to_do(pages: Pages, tmp_path: Path) -> None:
     with led(tmp_path / "home") as server:
         page = pages.open(server)
