@@ -4,6 +4,7 @@ from .cancel import StuckThread
 from .client import JobClient
 from .ending import Ended, EndStep
 from .hub import Hub, HubEvent, Subscription
+from .notices import Notice, Notices, NoticeSubscription
 from .runner import JobRunner, RunnerStats
 
 __all__ = [
@@ -13,6 +14,9 @@ __all__ = [
     "HubEvent",
     "JobClient",
     "JobRunner",
+    "Notice",
+    "NoticeSubscription",
+    "Notices",
     "RunnerStats",
     "StuckThread",
     "Subscription",

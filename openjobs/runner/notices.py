@@ -22,6 +22,7 @@ from ..ids import check_session_id, short
 from ..jobs import Job, NoticeStage
 from ..session import Documents, Node
 from ..session.notices import Notice, of_job
+from ..session.text import beginning
 from ..store import JobStore
 from ..store.notices import by_session, deliver_later, note_later, pending_jobs
 from ..store.presence import FileActive
@@ -497,7 +498,7 @@ def of_task(task: Task) -> Notice:
         id=task.task_id,
         status=_how(task),
         label=task.description or command[:_LABEL_CHARS],
-        excerpt=task.error,
+        excerpt=beginning(task.error),
         ended_at=task.ended_at,
         target_session_id=task.session_id,
         parent_job_id=task.job_id,

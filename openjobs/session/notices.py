@@ -16,12 +16,13 @@ from ..jobs import Job, JobStatus
 from .branch import chain
 from .documents import Documents
 from .history import NOTICE, Node, events_of
+from .text import beginning
 
 #: a notice's text, in characters, whatever has ended
 TEXT_LIMIT_CHARS = 4000
 _LABEL_CHARS = 100
 #: of a result or an error: for one end alone, and for one of several
-_EXCERPT_ALONE_CHARS = 1000
+_EXCERPT_ALONE_CHARS = 500
 _EXCERPT_CHARS = 160
 #: how many messages are looked at to find out which notices were answered
 _LOOK_BACK = 512
@@ -45,7 +46,7 @@ class Notice:
     status: str
     #: one line
     label: str
-    #: the beginning of its result, or its error
+    #: the beginning of its result, or of its error: as much as a row keeps of a text
     excerpt: str
     ended_at: datetime
     #: the session it ran in
@@ -66,7 +67,7 @@ def of_job(job: Job) -> Notice:
         id=job.job_id,
         status=job.status.value,
         label=job.subject,
-        excerpt=text or "",
+        excerpt=beginning(text or ""),
         ended_at=job.completed_at,
         target_session_id=job.parent_session_id,
         parent_job_id=job.parent_job_id,
