@@ -12,8 +12,8 @@ import pytest
 
 from openjobs.facts import FileFactLog, Registered, Settled
 from tests.support.cli import Cli, Terminal
+from tests.support.facts import T0, registered, settled
 
-T0 = 1_767_323_045_000
 DAY_MS = 86_400_000
 
 
@@ -29,30 +29,6 @@ def facts_in(cli: Cli, session_id: str, *facts: Registered | Settled) -> None:
     directory = cli.home / "sessions" / session_id
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     FileFactLog(directory / "events.jsonl").append(facts)
-
-
-def registered(number: int, session_id: str = "s1", at_ms: int = 0, label: str = "") -> Registered:
-    return Registered(
-        job_id=f"{number:08x}-0000-4000-8000-000000000000",
-        kind="job",
-        session_id=session_id,
-        label=label or f"job {number}",
-        registered_at_ms=T0 + at_ms,
-    )
-
-
-def settled(number: int, session_id: str = "s1", at_ms: int = 0, took_ms: int = 1500, *, ok: bool = True) -> Settled:
-    first = registered(number, session_id, at_ms)
-    return Settled(
-        job_id=first.job_id,
-        kind="job",
-        session_id=session_id,
-        label=first.label,
-        registered_at_ms=first.registered_at_ms,
-        settled_at_ms=first.registered_at_ms + took_ms,
-        status="completed" if ok else "cancelled",
-        producer_reported=ok,
-    )
 
 
 def labels(text: str) -> list[str]:
@@ -78,7 +54,7 @@ def test_jobs_and_commands_are_shown_as_they_went(cli: Cli) -> None:
 
 def test_json_is_what_stands_in_the_ledger(cli: Cli) -> None:
     """And the cursor, which is where `--after` goes on."""
-    facts_in(cli, "s1", registered(1), settled(1, took_ms=250), registered(2, at_ms=300))
+    facts_in(cli, "s1", registered(1, at_ms=0), settled(1, 250, at_ms=0), registered(2, at_ms=300))
     told = cli.run("events", "--json").json
     assert not told["more"]
     assert told["facts"][1] == {
@@ -103,7 +79,7 @@ def test_json_is_what_stands_in_the_ledger(cli: Cli) -> None:
 
 def test_windows(cli: Cli) -> None:
     """By time with a zone, by local time, by milliseconds, by how long ago; `--until` does not include."""
-    facts_in(cli, "s1", registered(1), registered(2, at_ms=1000), settled(1, took_ms=DAY_MS))
+    facts_in(cli, "s1", registered(1, at_ms=0), registered(2, at_ms=1000), settled(1, DAY_MS, at_ms=0))
     at = "2026-01-02T03:04:06Z"  # one second after T0
     assert labels(cli.run("events", "--since", at).out) == ["job 2", "job 1"]
     assert labels(cli.run("events", "--until", at).out) == ["job 1"]
@@ -117,7 +93,7 @@ def test_windows(cli: Cli) -> None:
 def test_the_newest_fifty_unless_asked(cli: Cli) -> None:
     """Of all sessions together, in order of time; `--limit 0` and any window mean all."""
     for name in ("s1", "s2"):
-        facts_in(cli, name, *(registered(n, name, at_ms=n * 2 + (name == "s2")) for n in range(40)))
+        facts_in(cli, name, *(registered(n, session_id=name, at_ms=n * 2 + (name == "s2")) for n in range(40)))
     shown = cli.run("events", "--json").json
     assert (len(shown["facts"]), shown["more"]) == (50, True)
     times = [fact["registered_at_ms"] - T0 for fact in shown["facts"]]
@@ -130,7 +106,7 @@ def test_the_newest_fifty_unless_asked(cli: Cli) -> None:
 
 def test_following_shows_what_other_processes_record(cli: Cli) -> None:
     """What is there, then what comes, also in a session that is made only now; Ctrl-C ends it with 130."""
-    facts_in(cli, "s1", registered(1))
+    facts_in(cli, "s1", registered(1, at_ms=0))
     with cli.start("events", "--follow", "--json") as follower:
         assert follower.stdout is not None
         first = json.loads(follower.stdout.readline())
@@ -151,7 +127,7 @@ def test_following_shows_what_other_processes_record(cli: Cli) -> None:
 
 def test_following_goes_on_after_a_cursor(cli: Cli) -> None:
     """`--session`, `--after` and `--follow`: what an SDK in another language does."""
-    facts_in(cli, "s1", registered(1), registered(2))
+    facts_in(cli, "s1", registered(1, at_ms=0), registered(2))
     cursor = cli.run("events", "--json").json["facts"][0]["cursor"]
     with cli.start("events", "-f", "--json", "--session", "s1", "--after", cursor) as follower:
         assert follower.stdout is not None
@@ -176,8 +152,8 @@ def test_following_waits_for_a_home(cli: Cli) -> None:
 
 def test_damage_is_named_and_the_rest_is_shown(cli: Cli) -> None:
     """What is before it, and other sessions; exit code 6. A follower of that session alone ends."""
-    facts_in(cli, "s1", registered(1), registered(2))
-    facts_in(cli, "s2", registered(3, "s2", at_ms=5))
+    facts_in(cli, "s1", registered(1, at_ms=0), registered(2))
+    facts_in(cli, "s2", registered(3, session_id="s2", at_ms=5))
     path = cli.home / "sessions" / "s1" / "events.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[1].replace(b"job 2", b"job 9"))
@@ -204,7 +180,7 @@ def test_nothing_there(cli: Cli) -> None:
     assert "there is no home" in told.err
     assert cli.run("events", "--json").json == {"facts": [], "more": False}
     assert cli.run("events", "--session", "s9", code=3).err.startswith("openjobs: there is no session 's9'")
-    facts_in(cli, "s1", registered(1))
+    facts_in(cli, "s1", registered(1, at_ms=0))
     assert cli.run("events", "--session", "s9", code=3).err.startswith("openjobs: there is no session 's9'")
 
 
@@ -229,7 +205,12 @@ def test_what_cannot_be_meant_is_refused(cli: Cli, arguments: list[str], said: s
 
 def test_on_a_terminal_nothing_acts(cli: Cli) -> None:
     """A table of local times, short ids and durations; a label cannot move the cursor or colour anything."""
-    facts_in(cli, "s1", registered(1, label="evil \x1b[2J\x07\u202e label"), settled(1, ok=False))
+    facts_in(
+        cli,
+        "s1",
+        registered(1, at_ms=0, label="evil \x1b[2J\x07\u202e label"),
+        settled(1, 1500, at_ms=0, status="cancelled", producer_reported=False),
+    )
     with Terminal(cli.command("events"), {**cli.env, "TZ": "UTC", "NO_COLOR": "1"}, width=100) as terminal:
         assert terminal.wait() == 0
     lines = terminal.text.replace("\r\n", "\n").splitlines()

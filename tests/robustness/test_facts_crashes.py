@@ -24,6 +24,7 @@ from openjobs.ledger import Ledger
 from tests.support.chaos import Chaos
 from tests.support.crash_states import RecordingDisk, distinct
 from tests.support.disks import FaultyDisk
+from tests.support.facts import T0, registered
 
 T = TypeVar("T")
 NAME = "events.jsonl"
@@ -38,14 +39,8 @@ def ask(prompt: str = "work") -> SpawnRequest:
     return SpawnRequest(prompt=prompt, parent_session_id="s1")
 
 
-def registered(number: int) -> Registered:
-    return Registered(
-        job_id=f"{number:08x}-0000-4000-8000-000000000000",
-        kind="job",
-        session_id="s1",
-        label=f"job {number}",
-        registered_at_ms=number,
-    )
+def numbers(directory: Path) -> list[int]:
+    return [fact.registered_at_ms - T0 for fact in facts.read(directory)]
 
 
 # --- kills -----------------------------------------------------------------------------------------------
@@ -148,11 +143,11 @@ def test_every_power_cut_keeps_what_was_acknowledged(tmp_path: Path, at_once: in
         root = tmp_path / f"state-{count}"
         root.mkdir(mode=0o700)
         state.build(root)
-        found = [fact.registered_at_ms for fact in facts.read(root)]
+        found = numbers(root)
         assert found == list(range(len(found)))
         assert len(found) >= at_once * len(state.notes)
         FileFactLog(root / NAME, RELAXED).append([registered(99)])
-        assert [fact.registered_at_ms for fact in facts.read(root)] == [*found, 99]
+        assert numbers(root) == [*found, 99]
     assert count >= 20
 
 

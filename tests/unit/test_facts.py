@@ -33,26 +33,9 @@ from openjobs.ids import new_id
 from openjobs.ledger import Ledger
 from tests.support import eventually
 from tests.support.disks import FaultyDisk, RecordingDisk
+from tests.support.facts import T0, registered, settled
 
 RELAXED = Disk(durable=False)
-T0 = 1_767_323_045_000
-
-
-def registered(number: int = 0, **more: Any) -> Registered:
-    made = {
-        "job_id": f"{number:08x}-0000-4000-8000-000000000000",
-        "kind": "job",
-        "session_id": "s1",
-        "label": f"job {number}",
-        "registered_at_ms": T0 + number,
-    }
-    return Registered(**{**made, **more})
-
-
-def settled(number: int = 0, after_ms: int = 1000, **more: Any) -> Settled:
-    first = attrs.asdict(registered(number), filter=attrs.filters.exclude("cursor"))
-    end = {"settled_at_ms": T0 + number + after_ms, "status": "completed", "producer_reported": True}
-    return Settled(**{**first, **end, **more})
 
 
 @pytest.fixture

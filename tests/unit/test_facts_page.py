@@ -12,7 +12,7 @@ import pytest
 
 from openjobs import JobRunner, MockTaskStore, SpawnRequest, TurnResult, facts
 from openjobs.host.launcher import Launcher
-from tests.unit.test_facts import settled
+from tests.support.facts import settled
 
 PAGE = (Path(__file__).parents[2] / "docs" / "facts.md").read_text()
 
