@@ -24,9 +24,13 @@ from openjobs.jobs import (
     Event,
     Job,
     JobStatus,
+    NoticeStage,
     Queued,
+    SpawnRequest,
     Started,
     check_metadata,
+    noticed,
+    request_digest,
     subject_of,
     transition,
 )
@@ -247,3 +251,64 @@ def test_metadata_has_a_limit() -> None:
     check_metadata(b"x" * METADATA_LIMIT_BYTES)
     with pytest.raises(InvalidInput):
         check_metadata(b"x" * (METADATA_LIMIT_BYTES + 1))
+
+
+def test_the_limits_are_what_the_pages_say() -> None:
+    """Metadata of a kilobyte, subjects of two hundred characters."""
+    assert METADATA_LIMIT_BYTES == 1024
+    assert SUBJECT_LIMIT_CHARS == 200
+
+
+def test_a_request_is_the_same_by_what_it_asks_for() -> None:
+    """Each thing that is asked for makes another digest; the id, `cwd` and `env` do not, and neither does saying no."""
+    plain = SpawnRequest(prompt="p", parent_session_id="s")
+    others = [
+        attrs.evolve(plain, prompt="q"),
+        attrs.evolve(plain, description="d"),
+        attrs.evolve(plain, agent_id="other"),
+        attrs.evolve(plain, context_mode="clean"),
+        attrs.evolve(plain, parent_msg_id="m"),
+        attrs.evolve(plain, parent_job_id="j"),
+        attrs.evolve(plain, caller_session_id="c"),
+        attrs.evolve(plain, caller_msg_id="m"),
+        attrs.evolve(plain, timeout_s=1.0),
+        attrs.evolve(plain, foreground=True),
+        attrs.evolve(plain, metadata={}),
+        attrs.evolve(plain, metadata={"a": 1}),
+        attrs.evolve(plain, notify=True),
+    ]
+    digests = {request_digest(request) for request in [plain, *others]}
+    assert len(digests) == len(others) + 1
+    assert {len(digest) for digest in digests} == {32}
+    same = attrs.evolve(plain, job_id="x", cwd="/", env={"A": "b"}, notify=False, caller_msg_id=None)
+    assert request_digest(same) == request_digest(plain)
+
+
+def test_a_notice_only_goes_on() -> None:
+    """Of an ended job whose notice was wanted: each stage once, in order; of any other job nothing changes."""
+    running = transition(transition(a_job(), EVENTS["queued"], NOW), EVENTS["started"], NOW)
+    wanted = attrs.evolve(running, notice=NoticeStage.WANTED)
+    ended = transition(wanted, Completed(event_id="e", head_id=None, result_text="r"), NOW)
+    assert ended.notice is NoticeStage.RECORDED
+    assert noticed(wanted, NoticeStage.DELIVERED) is wanted
+    delivered = noticed(ended, NoticeStage.DELIVERED)
+    assert delivered.notice is NoticeStage.DELIVERED
+    assert delivered.revision == ended.revision
+    assert noticed(delivered, NoticeStage.DELIVERED) is delivered
+    assert noticed(delivered, NoticeStage.RECORDED) is delivered
+    without = transition(running, Completed(event_id="e", head_id=None, result_text="r"), NOW)
+    assert without.notice is None
+    assert noticed(without, NoticeStage.CONSUMED) is without
+
+
+def test_who_may_see_a_job() -> None:
+    """The session that it runs in, and the one that asked for it, where that is another; its news go to that one."""
+    here = a_job()
+    session = here.parent_session_id
+    assert not here.elsewhere
+    assert not a_job(caller_session_id=session).elsewhere
+    asked = a_job(caller_session_id="c")
+    assert asked.elsewhere
+    assert [asked.owned_by(each) for each in (session, "c", "x")] == [True, True, False]
+    assert [here.owned_by(each) for each in (session, "c")] == [True, False]
+    assert (here.conversation_id, asked.conversation_id) == (session, "c")
