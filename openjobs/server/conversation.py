@@ -25,6 +25,8 @@ from .rows import clean
 
 MESSAGES_LIMIT = 200
 BRANCHES_LIMIT = 200
+#: names, in the place of a message, what stands before all of them: the cards that hang on none
+ROOT = "root"
 #: how far up a branch is followed to find where it leaves the one that is shown
 _FORK_STEPS = 2_000
 _SESSIONS = 4
@@ -155,11 +157,17 @@ class Conversations:
                 self._trees.popitem(last=False)
             tree.read(documents)
             head_id = head if head is not None else meta.head_id
+            if head_id == ROOT and ROOT not in tree.nodes:
+                head_id = None
             if head_id is not None and head_id not in tree.nodes:
                 raise UnknownNode(f"there is no message {head_id[:80]} in session {session_id}")
             branch = list(tree.up(head_id))
-            ids, more_before = _page(branch, before, limit)
-            shown = [each for node_id in ids for each in (node_id, *tree.cards.get(node_id, ()))]
+            if head_id is not None:
+                ids, more_before = _page(branch, before, limit)
+                shown = [each for node_id in ids for each in (node_id, *tree.cards.get(node_id, ()))]
+            else:
+                first = [tree.nodes[card_id] for card_id in tree.cards.get(None, ())]
+                shown, more_before = _page(first[::-1], before, limit)
             children = {node_id: list(tree.children.get(node_id, ())) for node_id in shown}
             branches = list(_branches(tree, {light.id for light in branch}, head_id, subjects))
         return {
