@@ -50,7 +50,18 @@ def main() -> None:
         socket = directory / "tmux"
         tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
         subprocess.run(
-            [*tmux, "new-session", "-d", "-x", str(WIDTH), "-y", str(HEIGHT), "-c", scratch, f"bash --noprofile --rcfile {scratch}/rc"],
+            [
+                *tmux,
+                "new-session",
+                "-d",
+                "-x",
+                str(WIDTH),
+                "-y",
+                str(HEIGHT),
+                "-c",
+                scratch,
+                f"bash --noprofile --rcfile {scratch}/rc",
+            ],
             env=env,
             check=True,
         )
@@ -73,7 +84,10 @@ def main() -> None:
     (ROOT / "docs" / "images" / "terminal.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))
 
 
-END = "import os; from pathlib import Path; from tests.support.cli import Cli; Cli(Path(os.environ['OPENJOBS_HOME'])).end_host()"
+END = (
+    "import os; from pathlib import Path; from tests.support.cli import Cli;"
+    " Cli(Path(os.environ['OPENJOBS_HOME'])).end_host()"
+)
 
 
 def capture(tmux: list[str]) -> str:
