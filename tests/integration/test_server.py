@@ -377,6 +377,21 @@ class TestHttp:
         client.get("/api/sessions/s1/conversation?head=nobody", 404)
         client.get("/api/sessions/nobody/conversation", 404)
 
+    def test_cards_that_hang_on_no_message(self, client: Client, runner: JobRunner, turns: Turns) -> None:
+        """A session that began with jobs: their cards are shown where its conversation begins, in pages, too."""
+        turns.finish_at_once = True
+        jobs = [runner.await_job(runner.submit(ask(f"n{number}")).job_id, 20) for number in range(3)]
+        shown = client.get("/api/sessions/s1/conversation")
+        assert (shown["head_id"], shown["session_head_id"]) == (None, None)
+        assert [message["attach"]["job_id"] for message in shown["messages"]] == [job.job_id for job in jobs]
+        page = client.get("/api/sessions/s1/conversation?limit=2")
+        assert [message["id"] for message in page["messages"]] == [job.attach_id for job in jobs[1:]]
+        page = client.get(f"/api/sessions/s1/conversation?limit=2&before={page['more_before']}")
+        assert [message["id"] for message in page["messages"]] == [jobs[0].attach_id]
+        runner.store.session("s1").append("user", "hello")
+        assert client.get("/api/sessions/s1/conversation")["head_id"]
+        assert len(client.get("/api/sessions/s1/conversation?head=root")["messages"]) == 3
+
     def test_sessions_profiles_about(self, client: Client, runner: JobRunner, turns: Turns) -> None:
         """What the panel begins with."""
         turns.finish_at_once = True
