@@ -19,7 +19,7 @@ import attrs
 from .. import errors
 from ..clock import from_text, to_text
 from ..errors import BadFrame, HostFailed, OpenJobsError
-from ..jobs import ContextMode, Job, JobStatus
+from ..jobs import ContextMode, Job, JobStatus, NoticeStage
 
 if TYPE_CHECKING:
     from ..processes.task import Task
@@ -124,6 +124,8 @@ def job_from_wire(fields: Mapping[str, Any]) -> Job:
                 values[name] = from_text(values[name])
         values["status"] = JobStatus(values["status"])
         values["context_mode"] = ContextMode(values["context_mode"])
+        if values.get("notice") is not None:
+            values["notice"] = NoticeStage(values["notice"])
         return Job(**values)
     except (KeyError, TypeError, ValueError) as error:
         raise BadFrame(f"the host sent a job that cannot be read: {error}") from error

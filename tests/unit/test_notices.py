@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -641,3 +642,13 @@ def test_the_beginning_of_an_id_is_enough(store: JobStore, notices: Notices) -> 
     job = ended(store)
     assert notices.consume(job.job_id[:13]) is True
     assert stage_of(store, job) is NoticeStage.CONSUMED
+
+
+def test_a_stage_comes_over_the_wire_as_what_it_is(store: JobStore) -> None:
+    """A client of the host process gets the job that the row holds."""
+    from openjobs.host import wire
+
+    job = ended(store)
+    got = wire.job_from_wire(json.loads(wire.encode(wire.job_to_wire(job))))
+    assert got == job
+    assert got.notice is NoticeStage.RECORDED
