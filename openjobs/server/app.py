@@ -185,7 +185,7 @@ class App:
         for connection in list(self.connections):
             connection.wake()
         # So many frames a second cost more than the wait for the next ones does.
-        self.feed.gather_s = min(0.005 + len(self.connections) * 0.00005, 0.03)
+        self.feed.gather_s = min(0.005 + len(self.connections) * 0.0001, 0.03)
 
     async def work(self, call: Callable[..., T], *args: Any) -> T:
         """`call` on a worker thread: whatever may wait for a disk."""

@@ -23,7 +23,6 @@ from ..store import JobStore
 from .markdown import to_html
 from .rows import clean
 
-MESSAGES_LIMIT = 200
 BRANCHES_LIMIT = 200
 #: names, in the place of a message, what stands before all of them: the cards that hang on none
 ROOT = "root"
