@@ -30,7 +30,7 @@ from ..processes.task import Task
 from ..runner.hub import TASK_PROGRESS, HubEvent, Subscription
 from .backend import Backend
 from .rows import JOB, PROCESS, Row, clean, encoded, job_row
-from .summary import Change, Entry, Filter, Summary, chosen
+from .summary import Change, Entry, Filter, Summary, by_session, chosen
 from .watcher import Watcher
 
 log = logging.getLogger(__name__)
@@ -503,7 +503,8 @@ class Feed:
 
     def sessions(self) -> dict[str, dict[str, Any]]:
         with self._lock:
-            return self._summary.by_session()
+            entries = self._summary.newest_first()
+        return by_session(entries)
 
     def __len__(self) -> int:
         with self._lock:

@@ -246,18 +246,6 @@ class Summary:
         found = [entry for entry in self._order if entry.row.get("parent_job_id") == job_id]
         return found[:limit]
 
-    def by_session(self) -> dict[str, dict[str, Any]]:
-        """Of each session with a row: counts of jobs, how many run, and when anything changed last."""
-        found: dict[str, dict[str, Any]] = {}
-        for entry in self._order:
-            row = entry.row
-            about = found.setdefault(row["session_id"], {"counts": Counter(), "running": 0, "changed_at": ""})
-            if row["kind"] == JOB:
-                about["counts"][row["status"]] += 1
-            about["running"] += row["status"] == "running"
-            about["changed_at"] = max(about["changed_at"], row["changed_at"])
-        return found
-
 
 class _Reversed:
     """A key that sorts the other way round."""
@@ -295,3 +283,16 @@ def statuses_of(names: Iterable[str]) -> frozenset[str]:
 
 
 KNOWN_STATUSES = frozenset().union(*WORDS.values(), *_PROCESS_WORDS.values(), WORDS)
+
+
+def by_session(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
+    """Of each session with a row: counts of jobs, how many run, and when anything changed last."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        row = entry.row
+        about = found.setdefault(row["session_id"], {"counts": Counter(), "running": 0, "changed_at": ""})
+        if row["kind"] == JOB:
+            about["counts"][row["status"]] += 1
+        about["running"] += row["status"] == "running"
+        about["changed_at"] = max(about["changed_at"], row["changed_at"])
+    return found
