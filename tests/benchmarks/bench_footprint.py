@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -104,13 +105,16 @@ def child(base: Path, code: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def seconds(base: Path, code: str) -> float:
-    began = time.perf_counter()
+def seconds(base: Path, code: str) -> tuple[float, float]:
+    """On the clock, and of a processor."""
+    before, began = os.times(), time.perf_counter()
     subprocess.run([sys.executable, "-c", code], env=environment(base), check=True)
-    return time.perf_counter() - began
+    took, after = time.perf_counter() - began, os.times()
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return took, used
 
 
-def imports(base: Path, rounds: int) -> dict[str, float]:
+def imports(base: Path, rounds: int) -> dict[str, dict[str, float]]:
     """Milliseconds over an empty interpreter, taken in turn."""
     codes = {
         "import openjobs": "import openjobs",
@@ -119,12 +123,19 @@ def imports(base: Path, rounds: int) -> dict[str, float]:
     }
     for code in codes.values():
         seconds(base, code)  # compiles what it imports
-    pairs: dict[str, list[float]] = {name: [] for name in codes}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in codes}
     for _ in range(rounds):
         bare = seconds(base, "pass")
         for name, code in codes.items():
-            pairs[name].append(seconds(base, code) - bare)
-    return {name: round(statistics.median(found) * 1000, 1) for name, found in pairs.items()}
+            took, used = seconds(base, code)
+            found[name].append((took - bare[0], used - bare[1]))
+    return {
+        name: {
+            "ms": round(statistics.median(took for took, _ in pairs) * 1000, 1),
+            "processor_ms": round(statistics.median(used for _, used in pairs) * 1000, 1),
+        }
+        for name, pairs in found.items()
+    }
 
 
 def run(base: Path, quick: bool = False) -> dict[str, Any]:
@@ -133,7 +144,7 @@ def run(base: Path, quick: bool = False) -> dict[str, Any]:
     rest = [child(base, _AT_REST, str(base / f"rest-{n}")) for n in range(3)]
     many = [child(base, _QUEUED, str(base / f"queued-{n}"), str(queued)) for n in range(1 if quick else 3)]
     return {
-        "import_ms": imports(base, rounds),
+        "import": imports(base, rounds),
         "resident_mb": {
             name: round(statistics.median(each[name] for each in rest) / 2**20, 1)
             for name in rest[0]
