@@ -11,6 +11,8 @@ export default defineConfig({
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
     sourcemap: false,
+    // The licences of what is built in, for the wheel.
+    license: { fileName: 'licenses.md' },
   },
   test: { environment: 'node', include: ['test/**/*.test.ts'] },
 });

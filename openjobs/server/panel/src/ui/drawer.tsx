@@ -130,7 +130,7 @@ function JobDrawer({ id }: { id: string }) {
       </div>
       <Tabs names={tabs} current={tab} />
       <div class={`panel ${tab === 'log' ? '' : 'scrolls'}`} role="tabpanel" id="tab-panel" aria-labelledby={`tab-${tab}`} tabIndex={tab === 'log' ? -1 : 0}>
-        {read.error && tab !== 'log' && <Failed what="The details cannot be read." error={read.error} again={read.again} />}
+        {read.error && read.code !== 'unreachable' && tab !== 'log' && <Failed what="The details cannot be read." error={read.error} again={read.again} />}
         {tab === 'overview' && <Overview row={row} job={job} />}
         {tab === 'log' && <Log id={row.job_id} />}
         {tab === 'conversation' && <JobConversation row={row} />}
@@ -146,7 +146,7 @@ function Overview({ row, job }: { row: JobRow; job: WholeJob | null }) {
   return (
     <>
       {isStuck(row) && (
-        <div class="box warn" role="note"><Warn /><p><strong>It was {STUCK_TEXT}.</strong> Its code did not react in time and was given up; what it still does is not recorded.</p></div>
+        <div class="box warn" role="note"><Warn /><p><strong>It was {STUCK_TEXT}.</strong> Its code did not react in time and was given up; what it still does is not recorded.{row.cancel_reason ? ` Reason of the stop: ${row.cancel_reason}` : ''}</p></div>
       )}
       {isCancelling(row) && (
         <div class="box"><p><strong>Cancelling…</strong> It was asked to stop{row.cancel_reason ? ` (${row.cancel_reason})` : ''} and has not ended yet.</p></div>

@@ -122,8 +122,8 @@ function Row({ line, place, stop }: { line: Line; place: number; stop: boolean }
 
 /** What is worth knowing at a glance: an error, what may still run, what a running turn says. */
 function Hint({ line: { item } }: { line: Line }) {
-  if (isStuck(item)) return <span class="hint warn">{STUCK_TEXT}</span>;
-  if (item.group === 'errored' && item.error) return <span class="hint bad">{item.error.split('\n', 1)[0]}</span>;
+  if (isStuck(item)) return <span class="hint warn" title={STUCK_TEXT}>{STUCK_TEXT}</span>;
+  if (item.group === 'errored' && item.error) return <span class="hint bad" title={item.error}>{item.error.split('\n', 1)[0]}</span>;
   if (item.kind === 'process' && item.exit_code) return <span class="hint bad">exit code {item.exit_code}</span>;
   if (item.status === 'running') {
     const said = progressOf(item.id);
