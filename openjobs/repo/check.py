@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..durable import is_locked
 from ..errors import Damaged, OpenJobsError
 from .draft import AUTHOR
 from .files import lstat, open_file, read_file
@@ -27,14 +28,16 @@ from .refs import read_branch, read_ref
 from .trees import DIRECTORY, SUBMODULE
 from .view import parse_commit
 
-#: a writer of this process that has answered may still be taking away packs that it replaced
-_TIDY_S = 0.1
+#: how often it is looked whether a writer has finished, and how many times
+_FINISH_S = 0.02
+_FINISH_TRIES = 250
 
 
 def check(path: Path, objects: ObjectStore) -> list[str]:
     """One line for each thing that is wrong; none where all is well. No other process may be writing."""
     git_dir = str(path / ".git")
-    problems = [*_locks(git_dir), *_packs(objects)]
+    _let_finish(git_dir)
+    problems = [*_locks(git_dir), *_packs(git_dir, objects)]
     try:
         commit = read_ref(git_dir, read_branch(git_dir))
         if commit is None:
@@ -62,10 +65,18 @@ def _locks(git_dir: str) -> Iterator[str]:
             yield f"{scratch}/{name}: a temporary file of a killed process of ours"
 
 
-def _packs(objects: ObjectStore) -> Iterator[str]:
+def _let_finish(git_dir: str) -> None:
+    """Wait for a writer that has answered and is still putting things in order; not for long."""
+    for _ in range(_FINISH_TRIES):
+        if not is_locked(f"{git_dir}/openjobs/lock"):
+            return
+        time.sleep(_FINISH_S)
+
+
+def _packs(git_dir: str, objects: ObjectStore) -> Iterator[str]:
     odd = _odd_files(objects.pack_dir)
     if odd:
-        time.sleep(_TIDY_S)
+        _let_finish(git_dir)
         still = _odd_files(objects.pack_dir)
         yield from (f"{objects.pack_dir}/{name}: {what}" for name, what in odd.items() if still.get(name) == what)
     for pack in list(objects.rescan()):
