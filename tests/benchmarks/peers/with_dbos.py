@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +27,10 @@ class Dbos(Peer):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Callable[[int], str]]:
+        with contextlib.closing(sqlite3.connect(":memory:")) as look:
+            (synchronous,) = look.execute("pragma synchronous").fetchone()  # DBOS leaves it as it is
+        if synchronous < 2:
+            raise RuntimeError(f"this SQLite was built with synchronous={synchronous}: not equal durability")
         dbos: Any = importlib.import_module("dbos").DBOS
 
         @dbos.workflow()  # type: ignore[untyped-decorator]
