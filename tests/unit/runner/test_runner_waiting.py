@@ -41,6 +41,7 @@ def test_await_job_returns_the_job_as_it_stands_when_the_time_is_up(
     turns["work"].until_started()
     assert runner.await_job(job.job_id, timeout=0).status is not JobStatus.COMPLETED
     assert runner.await_job(job.job_id, timeout=-3).job_id == job.job_id
+    eventually(lambda: runner.get(job.job_id).status is JobStatus.RUNNING)
     got = []
     thread = threading.Thread(target=lambda: got.append(runner.await_job(job.job_id, timeout=5)))
     thread.start()
