@@ -6,6 +6,7 @@ durations always come from `monotonic`, and `now` is used only for what is writt
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ class Clock(Protocol):
         ...
 
 
+_SLICE_S = 1.0
+
+
 class SystemClock:
     """The machine's own clocks. Its durations go on while a test has frozen the date."""
 
@@ -39,7 +43,12 @@ class SystemClock:
         return self._MONOTONIC[0]()
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
-        return event.wait(timeout_s)
+        # In slices: Python would see a Ctrl-C that comes in the instant before a wait only at that wait's end.
+        end = math.inf if timeout_s is None else self.monotonic() + timeout_s
+        while not event.wait(max(0.0, min(end - self.monotonic(), _SLICE_S))):
+            if self.monotonic() >= end:
+                return event.is_set()
+        return True
 
 
 def in_milliseconds(when: datetime) -> datetime:

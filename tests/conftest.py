@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from .support.chaos import Chaos, again, chaos_of, told
 from .support.leaks import Snapshot, settled
 
 fence.put_up(Path(__file__).parents[1])
+
+# Under `nohup` a hang-up is ignored by every child too, and tests send one.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 CHAOS = os.environ.get("OPENJOBS_CHAOS") == "1"
 

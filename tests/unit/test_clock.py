@@ -130,3 +130,16 @@ def test_a_fake_wait_of_nothing_returns_at_once() -> None:
     """A time limit of zero or less only looks."""
     assert not FakeClock().wait(threading.Event(), 0)
     assert not FakeClock().wait(threading.Event(), -1)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 30.0])
+def test_a_wait_goes_on_over_its_slices(monkeypatch: pytest.MonkeyPatch, timeout_s: float | None) -> None:
+    """It ends with its event or its time, not with a slice."""
+    monkeypatch.setattr("openjobs.clock._SLICE_S", 0.002)
+    event, clock = threading.Event(), SystemClock()
+    assert not clock.wait(event, 0.02)
+    assert not clock.wait(event, -1)
+    setter = threading.Timer(0.05, event.set)
+    setter.start()
+    assert clock.wait(event, timeout_s)
+    setter.join()
