@@ -88,10 +88,8 @@ def measure(cycle: Callable[[int], str], submitters: int, seconds: float, first:
     def submit(which: int) -> None:
         number = first + which * 1_000_000
         try:
-            while True:
+            while time.perf_counter() < end or not times[which]:
                 began = time.perf_counter()
-                if began >= end:
-                    return
                 if cycle(number) != RESULT:
                     raise AssertionError("the result that was read back is not the job's")
                 times[which].append(time.perf_counter() - began)

@@ -22,7 +22,7 @@ def test_a_cycle_reads_its_result_back_from_the_store(name: str, tmp_path: Path)
     with bench_peers.peer(name)(tmp_path).open() as cycle:
         assert cycle(1) == RESULT
         found = bench_peers.measure(cycle, 3, 0.05, 100)
-    assert found["jobs"] >= 1
+    assert found["jobs"] >= 3
     assert found["jobs_per_s"] > 0
     assert found["p99_ms"] >= found["median_ms"] > 0
     assert found["processor_ms"] >= 0
