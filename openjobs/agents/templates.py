@@ -15,7 +15,6 @@ after `=` as in `--text={prompt}`, and on standard input it is passed exactly.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -85,7 +84,7 @@ def read_templates(path: Path) -> dict[str, CommandTemplate]:
         raise InvalidConfiguration(f"{path}: larger than {CONFIG_LIMIT_BYTES:,} bytes", path=str(path))
     try:
         document = tomllib.loads(raw.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of the text, of TOML, or of a number with thousands of digits
         raise InvalidConfiguration(f"{path}: not TOML: {error}", path=str(path)) from error
     return parse_templates(document, path)
 
@@ -189,10 +188,14 @@ def _variables(value: Any, where: str, check: _Check) -> dict[str, str]:
     return dict(table)
 
 
+#: more is a mistake, and may be more than a float holds
+_LONGEST_S = 1e12
+
+
 def _seconds(value: Any, where: str, check: _Check) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _LONGEST_S:
         check.fail(where, f"is {value!r}", "a number of seconds above 0")
     return float(value)
 

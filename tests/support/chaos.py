@@ -13,7 +13,10 @@ from typing import Any
 
 import attrs
 
+# Read once: every test begins without variables of ours.
 ON = os.environ.get("OPENJOBS_CHAOS") == "1"
+SCALE = os.environ.get("OPENJOBS_CHAOS_SCALE", "")
+SEED_WANTED = os.environ.get("OPENJOBS_SEED", "")
 #: properties of a test report that are ours
 COUNTS, SEED = "openjobs counts", "openjobs seed"
 
@@ -52,9 +55,8 @@ class Chaos:
 
 
 def chaos_of(properties: list[tuple[str, Any]]) -> Chaos:
-    wanted = os.environ.get("OPENJOBS_SEED")
-    scale = float(os.environ.get("OPENJOBS_CHAOS_SCALE") or 1)
-    return Chaos(on=ON, scale=scale, seed_wanted=int(wanted) if wanted else None, properties=properties)
+    seed = int(SEED_WANTED) if SEED_WANTED else None
+    return Chaos(on=ON, scale=float(SCALE or 1), seed_wanted=seed, properties=properties)
 
 
 def told(nodeid: str, properties: Iterable[tuple[str, Any]]) -> str | None:
@@ -67,8 +69,8 @@ def again(nodeid: str, properties: Iterable[tuple[str, Any]]) -> Iterator[str]:
     """How a failure is seen again."""
     seeds = [value for name, value in properties if name == SEED]
     before = "OPENJOBS_CHAOS=1 " if ON else ""
-    if os.environ.get("OPENJOBS_CHAOS_SCALE"):
-        before += f"OPENJOBS_CHAOS_SCALE={os.environ['OPENJOBS_CHAOS_SCALE']} "
+    if SCALE:
+        before += f"OPENJOBS_CHAOS_SCALE={SCALE} "
     if seeds:
         before += f"OPENJOBS_SEED={seeds[-1]} "
     yield f"{before}pytest '{nodeid}'"
