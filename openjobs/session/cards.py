@@ -32,7 +32,7 @@ def finished(job: Job, source_commit_id: str | None, now: datetime) -> Node:
 
 
 def status_of(card: Node) -> str:
-    """"running", or how the job ended; "" for a node that is no card of ours."""
+    """How the job of a card stands: "running", or its end; "" for a node that is no card of ours."""
     attach = card.extra.get("attach")
     status = attach.get("status") if card.function == FUNCTION and isinstance(attach, Mapping) else None
     return status if isinstance(status, str) else ""
