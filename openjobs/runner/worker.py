@@ -120,7 +120,9 @@ class Worker:
         """What the turn continues from: the branch up to where it forks off, with what hangs beside it."""
         if job.context_mode is ContextMode.CLEAN or job.parent_msg_id is None:
             return []
-        return list(self._store.session(job.parent_session_id).context(job.parent_msg_id))
+        items = self._store.session(job.parent_session_id).context(job.parent_msg_id)
+        # Read late, after the job's end, its own card would be among them.
+        return [item for item in items if item.job_id != job.job_id]
 
     def _progress(self, live: LiveJob, value: Any) -> None:
         if live.phase is Phase.RUNNING:
