@@ -512,8 +512,10 @@ def test_a_listener_may_come_and_go_from_its_own_callback(store: JobStore, notic
     eventually(lambda: later)
     second = ended(store, "second")
     notices.ended(second)
-    eventually(lambda: heard == [first.event_id, second.event_id])
+    eventually(lambda: second.event_id in heard)
     later[0].close()
+    # At least once: what ends while a subscription begins may be among what was pending then, too.
+    assert heard == [first.event_id, *[second.event_id] * heard.count(second.event_id)]
 
 
 def test_an_asyncio_host_iterates(store: JobStore) -> None:
