@@ -18,8 +18,10 @@ from .support.leaks import Snapshot, settled
 
 fence.put_up(Path(__file__).parents[1])
 
-# Under `nohup` a hang-up is ignored by every child too, and tests send one.
+# Under `nohup`, or behind a shell's `&`, these are ignored by every child too, and tests send them.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHAOS = os.environ.get("OPENJOBS_CHAOS") == "1"
 
