@@ -17,7 +17,7 @@ import attrs
 from ..errors import UnknownNode
 from ..jobs import TERMINAL, Job, JobStatus, NoticeStage
 from ..repo import View
-from . import history, meta, pages
+from . import history, meta, pages, strict_json
 from .catalog import Catalog, Entries
 from .history import Node, Segment
 from .meta import Meta
@@ -210,6 +210,18 @@ class Documents:
             if job_id in (page := self.older_page(number)):
                 self._memory.remember(self._memory.job_pages, job_id, number)
                 return page
+        return None
+
+    def job_of_call(self, origin_tool_call_id: str) -> Job | None:
+        """The job of that tool call among the newest rows: those of the open page and of the one closed last."""
+        needle = b'"origin_tool_call_id":' + strict_json.dumps(origin_tool_call_id)
+        last = self.older_pages() - 1
+        for page in (self.newest_page(), *([self.older_page(last)] if last >= 0 else [])):
+            if needle in page.data:
+                for job_id, line in page.lines.items():
+                    job = page.get(job_id) if needle in line else None
+                    if job is not None and job.origin_tool_call_id == origin_tool_call_id:
+                        return job
         return None
 
     def put_job(self, job: Job) -> None:

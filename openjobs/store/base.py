@@ -226,6 +226,7 @@ class JobStore(ABC):
         if not self.has_session(session_id):
             raise self._unknown_session(session_id)
         key = key_of(session_id, job.origin_tool_call_id) if job.origin_tool_call_id is not None else None
+        since = self.index.position()
         self._refuse_known(job, key, fresh_id)
         self._refuse_finished_parent(job)
         if job.elsewhere:
@@ -248,10 +249,15 @@ class JobStore(ABC):
         )
         change = JobChange(job)
         give_up_at = self._give_up_at()
+
+        def created(documents: Documents) -> Change:
+            rivals = [] if key is None else [entry.job_id for entry in self.index.by_key(key, since)]
+            return job_created(documents, change, now, fresh_id=fresh_id, rivals=rivals)
+
         operations = [
             Operation(decide=self._in(session_id, _close_page), result=lambda: None, give_up_at=give_up_at),
             Operation(
-                decide=self._in(session_id, lambda documents: job_created(documents, change, now, fresh_id=fresh_id)),
+                decide=self._in(session_id, created),
                 result=self._result(change),
                 entry=entry,
                 job_id=job.job_id,

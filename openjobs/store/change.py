@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 import attrs
@@ -38,8 +38,12 @@ def refuse_child_of(parent: Job) -> None:
         raise ParentFinished(f"the parent job {parent.job_id} is {state} and takes no more children")
 
 
-def job_created(documents: Documents, change: JobChange, now: datetime, *, fresh_id: bool = False) -> Change:
+def job_created(
+    documents: Documents, change: JobChange, now: datetime, *, fresh_id: bool = False, rivals: Iterable[str] = ()
+) -> Change:
     """The `pending` commit: row, user message with the whole prompt, and the card as running.
+
+    `rivals` are ids of jobs that may have been made for the same tool call since the caller looked.
 
     The card of a job whose caller lives in another session follows in that one (`mirror`).
     """
@@ -50,6 +54,8 @@ def job_created(documents: Documents, change: JobChange, now: datetime, *, fresh
     first = None if fresh_id else documents.job(job.job_id)
     if first is not None:
         refuse_again(first, job)
+    if job.origin_tool_call_id is not None:
+        _refuse_second_call(documents, job, rivals)
     if job.parent_job_id is not None and (parent := documents.job(job.parent_job_id)) is not None:
         refuse_child_of(parent)
     found = documents.meta()
@@ -85,6 +91,22 @@ def job_created(documents: Documents, change: JobChange, now: datetime, *, fresh
         subject=f"job {short(job.job_id)} pending: {job.subject}",
         trailers=_trailers("transition", job),
     )
+
+
+def _refuse_second_call(documents: Documents, job: Job, rivals: Iterable[str]) -> None:
+    """Two that make the same call at once:
+    1. each looks in the index, and neither finds the other
+    2. the first is in an earlier batch, or another process's: its entry is in the index by now, a rival
+    3. or it is before this one in the same batch: its row is among the newest
+    """
+    assert job.origin_tool_call_id is not None
+    for job_id in rivals:
+        first = documents.job(job_id)
+        if first is not None:
+            refuse_again(first, job)
+    first = documents.job_of_call(job.origin_tool_call_id)
+    if first is not None:
+        refuse_again(first, job)
 
 
 def job_changed(

@@ -47,7 +47,11 @@ class Index(Protocol):
         ...
 
     def by_id(self, prefix: str) -> Iterator[Entry]: ...
-    def by_key(self, key: str) -> Iterator[Entry]: ...
+    def by_key(self, key: str, since: int = 0) -> Iterator[Entry]:
+        """`since` is a `position` taken before: only what may have been added after it."""
+        ...
+
+    def position(self) -> int: ...
     def by_parent(self, job_id: str) -> Iterator[Entry]: ...
     def by_run(self, prefix: str) -> Iterator[Entry]: ...
     def by_caller(self, session_id: str) -> Iterator[Entry]:
@@ -60,6 +64,10 @@ class Index(Protocol):
 
     def newest_first(self) -> Iterator[Entry]: ...
     def close(self) -> None: ...
+
+
+#: more than an entry takes
+_LONGEST_LINE = 1024
 
 
 class MemoryIndex:
@@ -84,9 +92,12 @@ class MemoryIndex:
             found = [exact] if exact else [e for e in self._entries.values() if e.job_id.startswith(prefix)]
         return iter(found)
 
-    def by_key(self, key: str) -> Iterator[Entry]:
+    def by_key(self, key: str, since: int = 0) -> Iterator[Entry]:
         with self._lock:
             return iter(list(self._keys.get(key, ())))
+
+    def position(self) -> int:
+        return 0
 
     def by_parent(self, job_id: str) -> Iterator[Entry]:
         with self._lock:
@@ -167,8 +178,14 @@ class FileIndex:
     def by_id(self, prefix: str) -> Iterator[Entry]:
         return self._matching(b'{"j":"' + prefix.encode())
 
-    def by_key(self, key: str) -> Iterator[Entry]:
-        return self._matching(b'"k":"' + key.encode() + b'"')
+    def by_key(self, key: str, since: int = 0) -> Iterator[Entry]:
+        return self._matching(b'"k":"' + key.encode() + b'"', since)
+
+    def position(self) -> int:
+        try:
+            return os.stat(self._path).st_size
+        except FileNotFoundError:
+            return 0
 
     def by_parent(self, job_id: str) -> Iterator[Entry]:
         return self._matching(b'"p":"' + job_id.encode() + b'"')
@@ -182,13 +199,14 @@ class FileIndex:
     def with_caller(self, session_id: str) -> Iterator[Entry]:
         return self._matching(b'"s":"' + session_id.encode() + b'","c":"')
 
-    def _matching(self, needle: bytes) -> Iterator[Entry]:
+    def _matching(self, needle: bytes, since: int = 0) -> Iterator[Entry]:
         found = []
         with self._lock:
             data = self._mapping()
             if data is None:
                 return iter(())
-            at = data.find(needle)
+            # A line may have been half written when the position was taken; a shorter file is another one.
+            at = data.find(needle, max(0, since - _LONGEST_LINE) if since <= len(data) else 0)
             while at >= 0:
                 end = data.find(b"\n", at)
                 if end < 0:
