@@ -27,6 +27,7 @@ from ..errors import (
     Damaged,
     ForkedProcess,
     InvalidInput,
+    JobExists,
     NotFound,
     OpenJobsError,
     RepositoryRefused,
@@ -252,7 +253,12 @@ class JobStore(ABC):
 
         def created(documents: Documents) -> Change:
             rivals = [] if key is None else [entry.job_id for entry in self.index.by_key(key, since)]
-            return job_created(documents, change, now, fresh_id=fresh_id, rivals=rivals)
+            try:
+                return job_created(documents, change, now, fresh_id=fresh_id, rivals=rivals)
+            except JobExists as error:
+                # Found by its row, so it has to be found by its id too, whatever became of the index.
+                self._remember(error.job.job_id, session_id)  # type: ignore[attr-defined]
+                raise
 
         operations = [
             Operation(decide=self._in(session_id, _close_page), result=lambda: None, give_up_at=give_up_at),
