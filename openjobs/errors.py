@@ -184,6 +184,14 @@ class FileRefused(Refused):
     code = "FILE_REFUSED"
 
 
+class CursorLost(Refused):
+    """The ledger does not have the record behind which this cursor stands; read it from the beginning."""
+
+    #: the ledger, or "" for one in memory
+    path: str = ""
+    code = "CURSOR_LOST"
+
+
 class LogBusy(Refused):
     """Another writer has this run's log."""
 

@@ -20,7 +20,7 @@ import click
 
 from .. import facts
 from ..clock import from_text, to_epoch_ms, to_text
-from ..errors import Damaged, FileRefused, InvalidInput
+from ..errors import CursorLost, Damaged, FileRefused, InvalidInput
 from ..facts import Cursor, Fact, FileFactLog, Settled
 from ..ids import check_session_id, is_session_id
 from . import exits, output, table
@@ -121,11 +121,11 @@ def events_command(
             elif not found and not follow:
                 output.hint("no such facts")
         while follow:
+            log.tell_damage()
             show.all(log.next())
     except KeyboardInterrupt:  # the way to end it, nothing to complain about
         return exits.INTERRUPTED
-    for session_id, error in sorted(log.damaged.items()):
-        output.note(f"session {session_id} is not shown from its damage on: {error}")
+    log.tell_damage()
     return exits.REFUSED if log.damaged else exits.COMPLETED
 
 
@@ -149,6 +149,7 @@ class _Logs:
         self._states: dict[str, object] = {}
         #: sessions that cannot be read any further
         self.damaged: dict[str, Exception] = {}
+        self._told: set[str] = set()
         self._pause_s = _PAUSE_S[0]
 
     def newest(self, limit: int) -> list[Fact]:
@@ -168,9 +169,18 @@ class _Logs:
                 return self._in_order(found)
             if self._wanted.session is not None and self._wanted.session in self.damaged:
                 raise self.damaged[self._wanted.session]
+            self.tell_damage()
             time.sleep(max(self._pause_s, (time.monotonic() - began) * _IDLE_SHARE))
             self._pause_s = min(self._pause_s * 2, _PAUSE_S[1])
             self._state.look_again()
+
+    def tell_damage(self) -> None:
+        """Each session that cannot be read any further, once."""
+        for session_id, error in sorted(self.damaged.items()):
+            if session_id not in self._told:
+                self._told.add(session_id)
+                place = "here" if isinstance(error, CursorLost) else "its damage"
+                output.note(f"session {session_id} is not shown from {place} on: {error}")
 
     def _sessions(self) -> list[str]:
         """Those with facts. Raises `UnknownSession` for one that was asked for and is not there."""
@@ -186,20 +196,23 @@ class _Logs:
         try:
             names = os.listdir(directory)
         except FileNotFoundError:
-            return []
-        return sorted(name for name in names if is_session_id(name))
+            names = []
+        # One that was taken away while it was followed is looked at, too, and says so.
+        return sorted({*self._places, *(name for name in names if is_session_id(name))})
 
     def _read(self, session_id: str) -> Iterator[Fact]:
         log = FileFactLog(self._path(session_id))
         state = log.state()
-        if state == self._states.get(session_id) or session_id in self.damaged:
+        if state == self._states.get(session_id, _NEVER) or session_id in self.damaged:
             return
         try:
             for fact in log.read(self._places.get(session_id, self._wanted.after)):
                 self._places[session_id] = fact.cursor
                 if self._wanted.holds(fact):
                     yield fact
-        except (Damaged, FileRefused) as error:
+        except (CursorLost, Damaged, FileRefused) as error:
+            if isinstance(error, CursorLost) and self._wanted.session is not None:
+                raise
             self.damaged[session_id] = error
         self._states[session_id] = state
 
@@ -209,6 +222,9 @@ class _Logs:
     def _in_order(self, found: list[Fact]) -> list[Fact]:
         """Of one session as it was recorded; of several by time."""
         return found if self._wanted.session is not None else sorted(found, key=lambda fact: fact.at_ms)
+
+
+_NEVER = object()
 
 
 class _Shown:

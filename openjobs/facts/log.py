@@ -12,7 +12,7 @@ from typing import Protocol
 import attrs
 
 from ..durable import Disk
-from ..errors import Damaged, InvalidInput, OutcomeUnknown, SessionBusy
+from ..errors import CursorLost, Damaged, InvalidInput, OutcomeUnknown, SessionBusy
 from ..ledger import START, Cursor, Ledger, Record
 from .fact import Fact, from_json, to_json
 
@@ -31,7 +31,8 @@ class FactLog(Protocol):
     def read(self, after: Cursor = START) -> Iterator[Fact]:
         """The facts behind `after`, as far as there are any now, in their order. Never writes, never waits.
 
-        Raises `Damaged` (with the offset) and `FileRefused`, after the facts before the damage.
+        Raises `CursorLost`, before any fact, where the fact of `after` is not there; `Damaged` (with the offset)
+        and `FileRefused`, after the facts before the damage.
         """
         ...
 
@@ -132,7 +133,7 @@ class FileFactLog:
     # --- reading ---
 
     def read(self, after: Cursor = START) -> Iterator[Fact]:
-        for record in self._ledger.read(after):
+        for record in self._ledger.read(after, must_fit=True):
             fact = self._fact(record)
             if fact is not None:
                 yield fact
@@ -151,7 +152,8 @@ class FileFactLog:
             found = os.lstat(self.path)
         except FileNotFoundError:
             return None
-        return found.st_dev, found.st_ino, found.st_size
+        # With its time: a file that was written over may have the length that it had.
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class MemoryFactLog:
@@ -168,6 +170,11 @@ class MemoryFactLog:
 
     def read(self, after: Cursor = START) -> Iterator[Fact]:
         with self._lock:
+            if after.seq > len(self._facts) or after != Cursor(seq=after.seq):
+                raise CursorLost(
+                    f"there is no fact of cursor {after.to_text()} in this store in memory; read from the beginning,"
+                    " without a cursor"
+                )
             found = self._facts[after.seq :]
         return iter(found)
 

@@ -56,8 +56,8 @@ def read(
     hold a settlement whose registration is earlier. `after` is the cursor of the last fact that is known already.
     Never writes and never waits; needs no git. An incomplete fact at the end is not there yet.
 
-    Raises `UnknownSession`, `InvalidInput`, and while it reads `Damaged` and `FileRefused`, after the facts
-    before the damage.
+    Raises `UnknownSession`, `InvalidInput`, `CursorLost` (the fact of `after` is not there: read from the
+    beginning), and while it reads `Damaged` and `FileRefused`, after the facts before the damage.
     """
     first, last = in_ms(since), in_ms(until)
     found = log_of(session).read(_cursor(after))
@@ -75,6 +75,9 @@ class Follow:
     Each fact once and in order; `cursor` stands behind the last one that was given out, and a later `follow`
     (in another process, too) goes on there. No file stays open and no thread is held between two facts. A look for
     news costs one stat: after 5 ms where something happens, after 50 ms where nothing does.
+
+    The iteration raises what `read` raises; `CursorLost` also where the ledger is replaced, becomes shorter or is
+    taken away while it is followed.
 
     One at a time iterates; `close` may be called from any thread, and ends the iteration.
     """

@@ -20,9 +20,9 @@ import attrs
 from ..clock import Clock, SystemClock
 from ..durable import Disk, FileLock
 from ..durable.private import check_file, is_same, opened_for_reading
-from ..errors import Bug, Damaged, ForkedProcess, OutcomeUnknown, SessionBusy, StoreWriteFailed
+from ..errors import Bug, CursorLost, Damaged, ForkedProcess, OutcomeUnknown, SessionBusy, StoreWriteFailed
 from .cursor import START, Cursor
-from .lines import Line, Scan, damaged, decode_payload, encode, encode_payload, is_news, newest, resume
+from .lines import Line, Scan, damaged, decode_payload, encode, encode_payload, is_news, is_record_of, newest, resume
 
 _log = logging.getLogger(__name__)
 
@@ -91,16 +91,18 @@ class Ledger:
 
     # --- reading -----------------------------------------------------------------------------------
 
-    def read(self, since: Cursor = START) -> Iterator[Record]:
+    def read(self, since: Cursor = START, *, must_fit: bool = False) -> Iterator[Record]:
         """The records behind `since`, as far as there are any now; never repairs, never waits.
 
         An incomplete record at the end is not there yet. Raises `Damaged` and `FileRefused`, after the
-        records before the damage; a missing file has no records.
+        records before the damage; a missing file has no records. With `must_fit` it raises `CursorLost`,
+        before any record, where the record that `since` names is not there (the file is another one or
+        became shorter); without it the reader gets what has a higher number, or that number and other content.
         """
         position, seen = since, None
         while True:
             try:
-                for record in self._read_once(position):
+                for record in self._read_once(position, must_fit):
                     position = record.cursor
                     yield record
                 return
@@ -111,14 +113,31 @@ class Ledger:
                     raise
                 seen = (error.offset, position)
 
-    def _read_once(self, since: Cursor) -> Iterator[Record]:
+    def _read_once(self, since: Cursor, must_fit: bool) -> Iterator[Record]:
         try:
             with opened_for_reading(self.path) as fd:
-                for line in Scan(fd, resume(fd, since), self.path):
+                begin = resume(fd, since)
+                missing = must_fit and begin != since
+                for line in Scan(fd, begin, self.path):
+                    if missing and line.cursor.seq >= since.seq:
+                        # Not where it stood. After a compaction it stands elsewhere, otherwise nowhere.
+                        if not is_record_of(line, since):
+                            raise self._lost(since)
+                        missing = False
                     if is_news(line, since) and (record := self._record(line)):
                         yield record
+                if missing:
+                    raise self._lost(since)
         except FileNotFoundError:
-            return
+            if must_fit and since != START:
+                raise self._lost(since) from None
+
+    def _lost(self, since: Cursor) -> CursorLost:
+        return CursorLost(
+            f"{self.path} does not have the record of cursor {since.to_text()}: it was replaced, became shorter, or"
+            " the cursor is of another one; read it from the beginning, without a cursor",
+            path=str(self.path),
+        )
 
     def _record(self, line: Line) -> Record | None:
         data = decode_payload(line.raw, self.path, line.cursor.start_bytes)

@@ -219,6 +219,11 @@ def _record_at(chunk: bytes, start: int, end: int, begin: int) -> Cursor | None:
     return Cursor(seq=int(match[1]), start_bytes=begin + start, offset_bytes=begin + end + 1, crc=int(match[3], 16))
 
 
+def is_record_of(line: Line, cursor: Cursor) -> bool:
+    """Whether it is the record behind which `cursor` stands, wherever it stands now."""
+    return (line.cursor.seq, line.cursor.crc) == (cursor.seq, cursor.crc)
+
+
 def is_news(line: Line, since: Cursor) -> bool:
     """Whether a reader that stands at `since` has not read this line yet."""
     at = line.cursor

@@ -138,6 +138,58 @@ def test_following_goes_on_after_a_cursor(cli: Cli) -> None:
         assert follower.wait(20) == 130
 
 
+def test_a_cursor_that_does_not_fit_is_refused(cli: Cli) -> None:
+    """Behind the end, with a wrong checksum, or in a session without facts: exit code 6, a line, and no fact."""
+    facts_in(cli, "s1", registered(1), registered(2), registered(3))
+    facts_in(cli, "s2")
+    number, start, end, _ = cli.run("events", "--json").json["facts"][1]["cursor"].split(".")
+    for session, cursor in (
+        ("s1", "99.99999.99999.ffb4b6ec"),
+        ("s1", f"{number}.{start}.{end}.00000000"),
+        ("s2", f"{number}.{start}.{end}.00000000"),
+    ):
+        for follow in ((), ("--follow",)):
+            told = cli.run("events", "--session", session, "--after", cursor, *follow, code=6)
+            assert told.out == ""
+            assert "read it from the beginning" in told.err
+
+
+@pytest.mark.parametrize("one", [True, False], ids=["one session", "all sessions"])
+@pytest.mark.parametrize("how", ["older", "removed"])
+def test_a_follower_tells_that_a_ledger_was_replaced(cli: Cli, one: bool, how: str) -> None:
+    """By an older backup, to which a fact was added, or taken away: one session ends with exit code 6; of all
+    sessions the others go on."""
+    facts_in(cli, "s1", registered(1))
+    facts_in(cli, "s2", registered(2))
+    path = cli.home / "sessions" / "s1" / "events.jsonl"
+    backup = path.read_bytes()
+    facts_in(cli, "s1", registered(3))
+    with cli.start("events", "--follow", *(("--session", "s1") if one else ())) as follower:
+        assert follower.stdout is not None
+        assert follower.stderr is not None
+        while "job 3" not in follower.stdout.readline():
+            pass
+        if how == "older":
+            new = path.with_name("new")
+            new.write_bytes(backup)
+            new.chmod(0o600)
+            FileFactLog(new).append([registered(4)])
+            new.rename(path)
+        else:
+            path.unlink()
+        said = follower.stderr.readline()
+        assert "read it from the beginning" in said
+        if one:
+            assert follower.wait(20) == 6
+        else:
+            assert said.startswith("session s1 is not shown from here on: ")
+            facts_in(cli, "s2", registered(5))
+            assert "job 5" in follower.stdout.readline()
+            follower.send_signal(signal.SIGINT)
+            assert follower.wait(20) == 130
+        assert follower.stdout.read() == ""
+
+
 def test_following_waits_for_a_home(cli: Cli) -> None:
     """A home that is not there yet is no reason to end; nothing is made there by looking."""
     with cli.start("events", "-f", "--json") as follower:

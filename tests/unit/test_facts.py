@@ -165,6 +165,59 @@ def test_reading_goes_on_from_a_cursor(log: FileFactLog, directory: Path) -> Non
         facts.read(directory, after="soon")
 
 
+@pytest.mark.parametrize("name", ["99.99999.99999.ffb4b6ec", "{seq}.{start}.{end}.00000000", "0.5.9.00000000"])
+def test_a_cursor_of_no_fact_here_is_refused(any_log: FactLog, name: str) -> None:
+    """Behind the end, with another checksum, or of nothing at all: the error says what to do, and no fact is given,
+    by reading nor by following."""
+    any_log.append([registered(n) for n in range(5)])
+    third = list(any_log.read())[2].cursor
+    # what a cursor of a ledger on disk may look like to one in memory
+    wrong = Cursor.from_text(
+        name.format(seq=3, start=third.start_bytes or 1, end=third.offset_bytes or 2),
+    )
+    with pytest.raises(errors.CursorLost, match="from the beginning"):
+        next(facts.read(_Session(any_log), after=wrong))
+    with facts.follow(_Session(any_log), after=wrong) as following, pytest.raises(errors.CursorLost):
+        next(following)
+
+
+def test_a_cursor_is_found_where_its_fact_stands_now(log: FileFactLog, directory: Path) -> None:
+    """The place in bytes is a hint: number and checksum say which fact it is."""
+    log.append([registered(n) for n in range(5)])
+    third = list(log.read())[2].cursor
+    moved = attrs.evolve(third, start_bytes=0, offset_bytes=9)
+    assert list(facts.read(directory, after=moved)) == [registered(3), registered(4)]
+
+
+@pytest.mark.parametrize("how", ["older", "older and longer", "cut", "removed", "written over"])
+def test_a_follower_says_that_its_ledger_is_another_one(log: FileFactLog, directory: Path, how: str) -> None:
+    """Not even one whose length is the same goes on as if nothing had happened; it says so each time it is asked."""
+    path = directory / "events.jsonl"
+    log.append([registered(0)])
+    backup = path.read_bytes()
+    log.append([registered(1)])
+    with facts.follow(directory) as following:
+        assert [next(following), next(following)] == [registered(0), registered(1)]
+        if how == "removed":
+            path.unlink()
+        elif how == "cut":
+            os.truncate(path, len(backup))
+        elif how == "written over":
+            other = directory / "other.jsonl"
+            FileFactLog(other, RELAXED).append([registered(0), registered(2)])
+            assert other.stat().st_size == path.stat().st_size
+            path.write_bytes(other.read_bytes())
+        else:
+            path.unlink()
+            path.write_bytes(backup)
+            path.chmod(0o600)
+            if how == "older and longer":
+                FileFactLog(path, RELAXED).append([registered(n) for n in (3, 4, 5)])
+        for _ in range(2):
+            with pytest.raises(errors.CursorLost, match="from the beginning"):
+                next(following)
+
+
 def test_a_session_or_its_directory_can_be_read(tmp_path: Path) -> None:
     """A session of either store, or the directory of one on disk, by anybody, without a store."""
     for store in (GitJobStore(tmp_path / "home"), MockTaskStore()):
