@@ -322,8 +322,9 @@ async def _to_the_slash(scope: Scope, send: Send) -> None:
 
 async def refuse(scope: Scope, receive: Receive, send: Send, refusal: Refusal) -> None:
     """The answer to who is not let in; to a WebSocket before it is open, where the server can say more than no."""
-    body = orjson.dumps({"error": {"code": refusal.code, "message": refusal.message}})
+    body = orjson.dumps({"error": refusal.as_fields()})
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in refusal.headers.items()]
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     kind = "http"

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import mimetypes
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -64,13 +64,13 @@ def status_of(error: BaseException) -> int:
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
-def answer(fields: Any, status: int = 200) -> Response:
-    return Response(encoded(fields), status, media_type="application/json")
+def answer(fields: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encoded(fields), status, headers, media_type="application/json")
 
 
 def failed(error: BaseException) -> Response:
     if isinstance(error, Refusal):
-        return answer({"error": {"code": error.code, "message": error.message}}, error.status)
+        return answer({"error": error.as_fields()}, error.status, error.headers)
     return answer({"error": error_to_wire(error)}, status_of(error))
 
 
@@ -109,12 +109,28 @@ async def body_of(request: Request) -> dict[str, Any]:
 
 def router(app: App) -> Router:
     routes = Routes(app)
+    methods: dict[str, set[str]] = {}
+
+    class Only(Route):
+        """One method at an address; what no route there takes is an error like the others."""
+
+        def __init__(self, path: str, handler: Handler, method: str) -> None:
+            super().__init__(path, contained(handler), methods=[method])
+            methods.setdefault(path, set()).update(self.methods or ())
+
+        async def handle(self, scope: Any, receive: Any, send: Any) -> None:
+            if scope["method"] in (self.methods or ()):
+                await super().handle(scope, receive, send)
+                return
+            allowed = ", ".join(sorted(methods[self.path]))
+            refusal = Refusal(405, "invalid_input", f"that address takes {allowed} only", {"allow": allowed})
+            await failed(refusal)(scope, receive, send)
 
     def get(path: str, handler: Handler) -> Route:
-        return Route(path, contained(handler), methods=["GET"])
+        return Only(path, handler, "GET")
 
     def post(path: str, handler: Handler) -> Route:
-        return Route(path, contained(handler), methods=["POST"])
+        return Only(path, handler, "POST")
 
     async def connect(socket: WebSocket) -> None:
         await Connection(app, socket).serve()
@@ -256,12 +272,12 @@ class Routes:
             size = (await self._app.work(self._app.logs.read, run, 0, 0, stream)).size
             offset, limit = max(size - tail, 0), min(tail, READ_BYTES)
         piece: Piece = await self._app.work(self._app.logs.read, run, offset, limit, stream)
+        if ranged is not None and not piece.data:
+            said = f"the range begins behind the end: {piece.size:,} bytes are there"
+            raise Refusal(416, "invalid_input", said, {"content-range": f"bytes */{piece.size}"})
         response = Response(piece.data, 206 if ranged is not None else 200)
         self._say_what_it_is(response, piece)
-        if ranged is not None and not piece.data:
-            response = Response(status_code=416)
-            response.headers["content-range"] = f"bytes */{piece.size}"
-        elif ranged is not None:
+        if ranged is not None:
             response.headers["content-range"] = f"bytes {piece.offset}-{piece.next_offset - 1}/{piece.size}"
         return response
 

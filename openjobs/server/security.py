@@ -247,13 +247,17 @@ def check_origin(origin: str) -> str:
 
 
 class Refusal(Exception):
-    """Why somebody is not let in."""
+    """Why somebody is not let in, or not answered: an HTTP status, what the error says, headers beside it."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
+        self.headers = headers or {}
+
+    def as_fields(self) -> dict[str, str]:
+        return {"code": self.code, "message": self.message}
 
 
 def check_places(places: Places, headers: Mapping[str, list[str]], *, navigation: bool) -> None:

@@ -21,8 +21,8 @@ from typing import Any
 
 from ..errors import InvalidConfiguration
 from ..host.address import BACKLOG, fits
-from .app import App
-from .security import Scope
+from .app import App, refuse
+from .security import Receive, Refusal, Scope, Send
 from .socket import FRAME_BYTES
 
 log = logging.getLogger(__name__)
@@ -49,21 +49,23 @@ class Serving:
     def __init__(self, app: App, sockets: Sequence[socket.socket]) -> None:
         import uvicorn
 
+        from .protocol import Protocol
+
         self._app = app
         self._sockets = sockets
         config = uvicorn.Config(
-            app,
+            self._limited,
+            interface="asgi3",
             log_config=None,
             # What fails is logged by the app. Here each client that is turned away would be an error.
             log_level="critical",
             access_log=False,
             lifespan="off",
-            http="h11",
+            http=Protocol,
             ws="auto",
             server_header=False,
             proxy_headers=False,
             backlog=BACKLOG,
-            limit_concurrency=CONCURRENCY,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=HEADER_BYTES,
@@ -111,6 +113,14 @@ class Serving:
         finally:
             for each in copies:
                 each.close()
+
+    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The app, for as many connections as there may be. A WebSocket is the app's to count."""
+        if scope["type"] == "http" and len(self._server.server_state.connections) >= CONCURRENCY:
+            said = f"{CONCURRENCY} connections are open already; close one"
+            await refuse(scope, receive, send, Refusal(503, "unavailable", said, {"connection": "close"}))
+            return
+        await self._app(scope, receive, send)
 
     async def _serve(self, sockets: list[socket.socket]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -433,15 +433,50 @@ class TestHttp:
             ("POST", "/api/jobs", b"{", 400, "bad_frame"),
             ("POST", "/api/jobs", b"[]", 400, "bad_frame"),
             ("POST", "/api/jobs", b"x" * (1 << 20) + b"x", 413, "too_large"),
-            ("DELETE", "/api/jobs", None, 405, None),
+            ("DELETE", "/api/jobs", None, 405, "invalid_input"),
+            ("PUT", "/api/jobs/zz/cancel", b"{}", 405, "invalid_input"),
+            ("POST", "/healthz", b"{}", 405, "invalid_input"),
+            ("POST", "/", b"{}", 405, "invalid_input"),
+            ("GET", "/api/ws", None, 404, "not_found"),
         ]
         for method, path, body, status, code in cases:
-            found, _, answer = client.request(method, path, body)
+            found, headers, answer = client.request(method, path, body)
             assert found == status, (method, path, answer)
-            if code is not None:
-                assert json.loads(answer)["error"]["code"] == code, (method, path)
+            assert headers["content-type"] == "application/json"
+            assert json.loads(answer)["error"]["code"] == code, (method, path)
+            assert json.loads(answer)["error"]["message"]
+        assert client.request("DELETE", "/api/jobs")[1]["allow"] == "GET, HEAD, POST"
+        assert client.request("GET", "/api/cancel")[1]["allow"] == "POST"
         status, _, answer = client.request("POST", "/api/jobs", b"{}", {"Content-Type": "text/plain"})
         assert (status, json.loads(answer)["error"]["code"]) == (415, "invalid_input")
+
+    @pytest.mark.parametrize(
+        "request_bytes",
+        [
+            b"GET /healthz HTTP/1.1\r\n\r\n",
+            b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+            b"GET /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+            b"nonsense\r\n\r\n",
+        ],
+    )
+    def test_what_is_no_request_gets_an_error_like_the_others(self, request_bytes: bytes, client: Client) -> None:
+        """No route and no check of ours has seen it."""
+        head, _, body = raw(client.port, request_bytes).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert b"content-type: application/json" in head.lower()
+        error = json.loads(body)["error"]
+        assert error["code"] == "invalid_input"
+        assert "Host" in error["message"]
+        assert client.get("/healthz") == {"status": "ok"}
+
+    def test_too_many_connections_get_one_too(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever comes when all are taken is told so, and the next one is served when there is room again."""
+        monkeypatch.setattr("openjobs.server.serving.CONCURRENCY", 2)
+        with socket.create_connection(("127.0.0.1", client.port), timeout=PATIENCE_S) as one:
+            one.sendall(f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n".encode())
+            assert b" 200 " in one.recv(65536).split(b"\r\n")[0]
+            assert client.get("/api/about", 503)["error"]["code"] == "unavailable"
+        eventually(lambda: client.request("GET", "/healthz")[0] == 200)
 
     def test_metrics_and_health(self, client: Client, runner: JobRunner) -> None:
         """Health is open to all; metrics are not."""
@@ -540,7 +575,10 @@ class TestLogs:
         assert client.request("GET", f"/api/log/{job_id}?stream=stderr")[2] == b"three\n"
         status, headers, part = client.request("GET", f"/api/log/{job_id}", headers={"Range": "bytes=3-6"})
         assert (status, part, headers["content-range"]) == (206, body[3:7], "bytes 3-6/14")
-        assert client.request("GET", f"/api/log/{job_id}", headers={"Range": "bytes=14-"})[0] == 416
+        status, headers, said = client.request("GET", f"/api/log/{job_id}", headers={"Range": "bytes=14-"})
+        assert (status, headers["content-range"]) == (416, "bytes */14")
+        assert headers["content-type"] == "application/json"
+        assert json.loads(said)["error"]["code"] == "invalid_input"
         status, headers, part = client.request("GET", f"/api/log/{job_id}?download=1")
         assert (status, part) == (200, body)
         assert headers["content-disposition"].startswith("attachment; filename=")
