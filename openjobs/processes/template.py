@@ -360,6 +360,13 @@ def _check(request: Request) -> None:
     words = [*request.argv, request.cwd, request.task_id, *request.env.keys(), *request.env.values()]
     if not all(isinstance(word, str) for word in words) or any("\0" in word for word in words):
         raise InvalidInput("a command's words, its directory and its environment are texts without NUL")
+    try:
+        for word in words:
+            word.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"a command's words, its directory and its environment are valid Unicode: {error}"
+        ) from error
     if not request.argv or not request.argv[0]:
         raise InvalidInput("a command needs a name")
     if not request.task_id or any("=" in name or not name for name in request.env):

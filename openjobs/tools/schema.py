@@ -57,6 +57,8 @@ class Parameter:
         """What is wrong with a value, in words that say what would be right."""
         if value is None and not self.required:
             return None  # many models send null for what they leave out
+        if not all(map(_is_unicode, value if isinstance(value, list | tuple) else [value])):
+            return f"{self.name!r} is not valid Unicode: it has half of a surrogate pair, {_shown(value)}"
         wanted = _wanted(self.schema)
         return None if _fits(value, self.schema) else f"{self.name!r} must be {wanted}, not {_shown(value)}"
 
@@ -106,7 +108,7 @@ class Tool:
         if arguments is None:
             return {}
         if not isinstance(arguments, Mapping):
-            raise InvalidInput(f"{self.name} was not called: its arguments must be one JSON object with {self._takes}")
+            raise InvalidInput(f"{self.name} was not called: its arguments must be one JSON object; {self._takes}")
         return arguments
 
     def _unknown(self, name: Any, known: Mapping[str, Parameter]) -> str:
@@ -181,6 +183,14 @@ def _schema(hint: Any) -> Schema:
     if origin is list:
         return {"type": "array", "items": _schema(arguments[0]), "minItems": 1}
     return {"type": {str: "string", bool: "boolean", int: "integer"}[hint]}
+
+
+def _is_unicode(value: Any) -> bool:
+    """Whether a text, if it is one, can be written down and handed to a program."""
+    try:
+        return not isinstance(value, str) or value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _fits(value: Any, schema: Schema) -> bool:

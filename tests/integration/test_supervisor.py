@@ -172,6 +172,8 @@ def test_a_session_of_its_own_is_found_and_ended(supervisor: ProcessSupervisor) 
         ("s", "", {}),
         ("s", [], {}),
         ("s", ["a\0b"], {}),
+        ("s", "echo \ud800", {}),
+        ("s", ["echo", "\ud800"], {}),
         ("s", "x", {"timeout_s": -1}),
         ("s", "x", {"origin_tool_call_id": ""}),
         ("s", "x", {"task_id": "no-uuid"}),

@@ -278,7 +278,20 @@ def test_a_conversations_background_command_outlives_the_turn(host: Host) -> Non
 
 
 def test_a_command_that_is_no_text_for_the_system_is_refused(tools: AgentTools, host: Host) -> None:
-    """Half a surrogate cannot be handed to a shell."""
-    text = tools.call("shell", {"command": "echo \ud800"})
-    assert text.is_error or text
-    assert all(task.terminal for task in host.processes.list("s1"))
+    """Half of a surrogate pair: `shell` says so and starts nothing, in the words in which `agent` does."""
+    said = "is not valid Unicode: it has half of a surrogate pair"
+    for half in ("\ud800", "\udcff"):
+        for name, arguments in (
+            ("shell", {"command": f"echo {half}"}),
+            ("shell", {"command": f"echo {half}", "run_in_background": True}),
+            ("agent", {"prompt": f"echo {half}", "description": "x"}),
+        ):
+            text = tools.call(name, arguments)
+            assert text.is_error, text
+            assert text.startswith(f"[error] {name} was not called: ")
+            assert said in text
+            text.encode()
+    with pytest.raises(errors.InvalidInput):
+        tools.shell("echo \ud800")
+    assert host.processes.list("s1") == []
+    assert host.runner.list("s1") == []
