@@ -58,7 +58,7 @@ _OPEN = frozenset({("GET", "/healthz"), ("HEAD", "/healthz"), ("POST", "/api/log
 _HOST = re.compile(r"[A-Za-z0-9.\[\]:-]{1,255}\Z")
 _CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
-_HEADERS = (
+HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
@@ -126,6 +126,8 @@ class App:
         self.refused = 0
         #: ends a connection without waiting for its client, where the server offers that
         self.abort: Callable[[Scope], object] = lambda scope: None
+        #: whether the server has as many connections as it may
+        self.crowded: Callable[[], bool] = lambda: False
         self._lock = threading.Lock()
         self._started = False
         self.closing = False
@@ -246,6 +248,8 @@ class App:
         path: str = scope["path"][len(scope["root_path"]) :]
         is_socket = scope["type"] == "websocket"
         method = "WEBSOCKET" if is_socket else scope["method"]
+        if not is_socket and self.crowded():
+            raise Refusal(503, "unavailable", "too many connections are open; close one", {"connection": "close"})
         files = method in ("GET", "HEAD") and _OPEN_FILE.match(path) is not None
         check_places(self.places.here(scope), headers, navigation=files)
         if self.closing:
@@ -284,7 +288,7 @@ class App:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 given = list(message.get("headers", []))
                 names = {name.lower() for name, _ in given}
-                more = [pair for pair in (*_HEADERS, policy) if pair[0] not in names]
+                more = [pair for pair in (*HEADERS, policy) if pair[0] not in names]
                 if b"cache-control" not in names:
                     more.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": [*given, *more]}

@@ -432,8 +432,8 @@ _NO_PANEL = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>openjobs</title></head>
 <body><h1>openjobs is running</h1>
 <p>The panel's files are not part of this installation: it was made from a source tree, where they are not kept.</p>
-<p>To get them, run <code>nox -s panel</code> in the source tree, or install a built wheel
-(<code>pip install "openjobs-git[server]"</code>). Then load this page again.</p>
+<p>To get them, run <code>nox -s panel</code> in the source tree, and then <code>pip install '.[server]'</code> once
+more (an editable installation needs only the first). Then load this page again.</p>
 <p>The API works without them: see docs/server.md.</p></body></html>
 """
 

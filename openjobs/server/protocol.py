@@ -6,6 +6,7 @@ import h11
 import orjson
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .app import HEADERS
 from .security import Refusal
 
 
@@ -16,11 +17,12 @@ class Protocol(H11Protocol):
         refusal = Refusal(400, "invalid_input", "this is no valid HTTP/1.1 request (each has one Host header, for one)")
         body = orjson.dumps({"error": refusal.as_fields()})
         headers = [
-            ("content-type", "application/json"),
-            ("content-length", str(len(body))),
-            ("cache-control", "no-store"),
-            ("x-content-type-options", "nosniff"),
-            ("connection", "close"),
+            *HEADERS,
+            (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+            (b"cache-control", b"no-store"),
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
         ]
         response = h11.Response(status_code=refusal.status, headers=headers, reason=b"Bad Request")
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):

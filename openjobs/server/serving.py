@@ -21,8 +21,8 @@ from typing import Any
 
 from ..errors import InvalidConfiguration
 from ..host.address import BACKLOG, fits
-from .app import App, refuse
-from .security import Receive, Refusal, Scope, Send
+from .app import App
+from .security import Scope
 from .socket import FRAME_BYTES
 
 log = logging.getLogger(__name__)
@@ -54,8 +54,7 @@ class Serving:
         self._app = app
         self._sockets = sockets
         config = uvicorn.Config(
-            self._limited,
-            interface="asgi3",
+            app,
             log_config=None,
             # What fails is logged by the app. Here each client that is turned away would be an error.
             log_level="critical",
@@ -79,6 +78,7 @@ class Serving:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="openjobs server", daemon=True)
         app.abort = self._abort
+        app.crowded = lambda: len(self._server.server_state.connections) >= CONCURRENCY
 
     def start(self) -> None:
         """Returns when requests are answered. Raises what kept it from that."""
@@ -113,14 +113,6 @@ class Serving:
         finally:
             for each in copies:
                 each.close()
-
-    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The app, for as many connections as there may be. A WebSocket is the app's to count."""
-        if scope["type"] == "http" and len(self._server.server_state.connections) >= CONCURRENCY:
-            said = f"{CONCURRENCY} connections are open already; close one"
-            await refuse(scope, receive, send, Refusal(503, "unavailable", said, {"connection": "close"}))
-            return
-        await self._app(scope, receive, send)
 
     async def _serve(self, sockets: list[socket.socket]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -464,6 +464,7 @@ class TestHttp:
         head, _, body = raw(client.port, request_bytes).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 ")
         assert b"content-type: application/json" in head.lower()
+        assert b"default-src 'none'" in head
         error = json.loads(body)["error"]
         assert error["code"] == "invalid_input"
         assert "Host" in error["message"]
@@ -476,6 +477,7 @@ class TestHttp:
             one.sendall(f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n".encode())
             assert b" 200 " in one.recv(65536).split(b"\r\n")[0]
             assert client.get("/api/about", 503)["error"]["code"] == "unavailable"
+            assert "default-src 'none'" in client.request("GET", "/")[1]["content-security-policy"]
         eventually(lambda: client.request("GET", "/healthz")[0] == 200)
 
     def test_metrics_and_health(self, client: Client, runner: JobRunner) -> None:
