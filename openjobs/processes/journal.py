@@ -19,7 +19,7 @@ from ..clock import Clock, SystemClock, to_text
 from ..durable import Disk
 from ..errors import Damaged, IdempotencyConflict, InvalidTransition, OutcomeUnknown, UnknownTask
 from ..ledger import START, Compacted, Cursor, Exclusive, Ledger, Record
-from .task import Fact, Task, after, digest_of, known_at_the_end, may_follow, shown_command, text_of
+from .task import Fact, Task, after, check_fact, digest_of, known_at_the_end, may_follow, shown_command, text_of
 
 NAME = "tasks.jsonl"
 #: how many tasks are remembered whole; others are read again from the file
@@ -297,7 +297,11 @@ class TaskJournal:
         if fact.get("fact") not in _KINDS:
             return  # of a newer version
         try:
-            self._note(Fact(fact["fact"]), text_of(fact, "task"), fact, before)
+            kind = Fact(fact["fact"])
+            check_fact(kind, fact)
+            if kind is Fact.INTENT and fact["session"] != self.session_id:
+                raise ValueError(f"it is of session {fact['session']!r}")
+            self._note(kind, fact["task"], fact, before)
         except _NONSENSE as error:
             raise self._damaged(before, error) from None
 

@@ -18,6 +18,11 @@ Only the standard library at import: the keeper uses this.
 
 from __future__ import annotations
 
+import re
+
+#: the id of a run, which is its directory's name: one name, never a path
+RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}\Z")
+
 KEEPER = "keeper"
 STDOUT = "stdout"
 STDERR = "stderr"

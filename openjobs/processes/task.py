@@ -13,7 +13,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -183,6 +184,137 @@ def after(task: Task | None, fact: Mapping[str, Any]) -> Task:
             return attrs.evolve(task, delivered=True)
         case _:
             return attrs.evolve(task, consumed=True)
+
+
+def check_fact(kind: Fact, fact: Mapping[str, Any]) -> None:
+    """Raises ValueError for a record that no writer of ours made: the id of a task names its directory, and what
+    else it says is shown, compared and counted with by whoever reads it. Fields of a newer version are passed over."""
+    for name, is_sound in {**_EVERY, **_SHAPES[kind]}.items():
+        if name not in fact and name in _MAY_LACK.get(kind, ()):
+            continue
+        try:
+            sound = name in fact and is_sound(fact[name])
+        except ValueError:
+            sound = False
+        if not sound:
+            raise ValueError(f"{name} of its {kind.value} is missing or not of the form it must have")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_run_id(value: object) -> bool:
+    return isinstance(value, str) and layout.RUN_ID.match(value) is not None
+
+
+def _is_command(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(word, str) for word in value))
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_whole_or_none(value: object) -> bool:
+    return value is None or type(value) is int
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _is_number_or_none(value: object) -> bool:
+    return value is None or _is_number(value)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_time(value: object) -> bool:
+    if isinstance(value, str):
+        from_text(value)  # raises ValueError
+        return True
+    return False
+
+
+def _is_time_or_none(value: object) -> bool:
+    return value is None or _is_time(value)
+
+
+def _is_identity(value: object) -> bool:
+    from_json(value)  # raises ValueError
+    return True
+
+
+def _is_identity_or_none(value: object) -> bool:
+    return value is None or _is_identity(value)
+
+
+def _is_end(value: object) -> bool:
+    return isinstance(value, str) and TaskStatus(value).terminal
+
+
+def _are_members(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(member, dict) for member in value)
+
+
+_IsSound = Callable[[Any], bool]
+_EVERY: Mapping[str, _IsSound] = {"task": _is_run_id, "at": _is_time}
+_SHAPES: Mapping[Fact, Mapping[str, _IsSound]] = {
+    Fact.INTENT: {
+        "session": _is_text,
+        "origin": _is_text_or_none,
+        "digest": _is_text,
+        "command": _is_command,
+        "cwd": _is_text,
+        "description": _is_text,
+        "worker": _is_text,
+        "boot": _is_text,
+        "job": _is_text_or_none,
+        "timeout_s": _is_number_or_none,
+        "output_limit_bytes": _is_count,
+    },
+    Fact.RUNNING: {"keeper": _is_identity, "child": _is_identity_or_none},
+    Fact.OUTPUT: {"stdout_bytes": _is_count, "stderr_bytes": _is_count},
+    Fact.ADOPTED: {"worker": _is_text, "keeper": _is_identity_or_none, "child": _is_identity_or_none},
+    Fact.STOP_REQUESTED: {"reason": _is_text_or_none, "grace_s": _is_number},
+    Fact.ENDED: {
+        "status": _is_end,
+        "exit_code": _is_whole_or_none,
+        "signal": _is_whole_or_none,
+        "stopped_by": _is_text,
+        "error": _is_text,
+        "event_id": _is_text_or_none,
+        "stdout_bytes": _is_count,
+        "stderr_bytes": _is_count,
+        "seen_bytes": _is_count,
+        "truncated": _is_flag,
+        "leftovers": _are_members,
+        "worker": _is_text,
+        "started_at": _is_time_or_none,
+        "ended_at": _is_time_or_none,
+        "keeper": _is_identity_or_none,
+        "child": _is_identity_or_none,
+        "stop_requested_at": _is_time_or_none,
+        "stop_reason": _is_text_or_none,
+        "stop_grace_s": _is_number,
+    },
+    Fact.DELIVERED: {"event_id": _is_text_or_none},
+    Fact.CONSUMED: {"event_id": _is_text_or_none},
+}
+#: what an end says only where it is known, and an adoption where it was found
+_MAY_LACK: Mapping[Fact, frozenset[str]] = {
+    Fact.ADOPTED: frozenset({"keeper", "child"}),
+    Fact.ENDED: frozenset(
+        {"worker", "started_at", "ended_at", "keeper", "child", "stop_requested_at", "stop_reason", "stop_grace_s"}
+    ),
+}
 
 
 class Stage(Protocol):

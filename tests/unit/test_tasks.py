@@ -234,6 +234,45 @@ def test_facts_of_a_newer_version_are_passed_over(journal: TaskJournal) -> None:
     assert caught.value.offset is not None
 
 
+@pytest.mark.parametrize(
+    ("fact", "changed"),
+    [
+        (Fact.INTENT, {"command": {"sh": 1}}),
+        (Fact.INTENT, {"command": ["sh", 1]}),
+        (Fact.INTENT, {"timeout_s": "soon"}),
+        (Fact.INTENT, {"timeout_s": True}),
+        (Fact.INTENT, {"output_limit_bytes": -1}),
+        (Fact.INTENT, {"session": "another"}),
+        (Fact.INTENT, {"task": "../../victim"}),
+        (Fact.INTENT, {"at": "2026-01-01"}),
+        (Fact.RUNNING, {"keeper": None}),
+        (Fact.OUTPUT, {"stdout_bytes": 1.5}),
+        (Fact.ADOPTED, {"worker": None}),
+        (Fact.STOP_REQUESTED, {"grace_s": "long"}),
+        (Fact.ENDED, {"status": "running"}),
+        (Fact.ENDED, {"truncated": 0}),
+        (Fact.ENDED, {"leftovers": ["x"]}),
+        (Fact.CONSUMED, {"event_id": 7}),
+    ],
+)
+def test_a_record_that_nobody_writes_is_damage_for_every_reader(
+    fact: Fact, changed: dict[str, Any], journal: TaskJournal, tmp_path: Path
+) -> None:
+    """With its place, as soon as the journal is read, not only when its task is asked for."""
+    walk(journal, (Fact.INTENT,), "t0")
+    walk(journal, (Fact.INTENT,))
+    walk(journal, {Fact.INTENT: (), Fact.CONSUMED: (Fact.ENDED,)}.get(fact, ()))
+    intent = next(record.data for record in journal._ledger.read() if record.data["task"] == "t1")
+    sound = intent if fact is Fact.INTENT else {**intent, "fact": fact.value, **FIELDS[fact]}
+    place = journal.path.stat().st_size
+    sound = {**sound, "task": "t2"} if fact is Fact.INTENT else sound
+    journal._ledger.append({**sound, **changed})
+    with pytest.raises(Damaged) as caught:
+        TaskJournal(tmp_path, "s", disk=Disk(durable=False)).refresh()
+    assert caught.value.offset == place
+    assert next(iter(changed)) in str(caught.value)
+
+
 def test_no_end_is_lost_or_doubled_between_delivery_and_consumption(journal: TaskJournal, tmp_path: Path) -> None:
     """Each step is a record: who comes after a crash between any two finds the task where it was left."""
     seen = []
