@@ -20,6 +20,7 @@ from ..errors import Closed, HostUnavailable, OpenJobsError, OutcomeUnknown, Unk
 from ..ids import check_job_id, check_session_id, new_id
 from ..jobs import ContextMode, Job, SpawnRequest
 from . import exits, output, shapes
+from .interrupts import PAUSE_S, TRIES, handing_over, how_to_stop
 from .options import AGENT_ID, POSITIVE_SECONDS, SESSION_ID, WORDS, command, is_utf8
 from .reading import print_result, status_line, wait_for
 from .state import DEFAULT_SESSION, State
@@ -27,13 +28,10 @@ from .text import short_id
 
 if TYPE_CHECKING:
     from ..host.client import HostClient
+    from ..host.launcher import Launcher
 
 #: how long an interrupted command line waits for its job to end: a command that ignores TERM is killed after 5 s
 STOP_S = 10.0
-
-#: a hand-over that was interrupted half-way has landed, or failed, within the product of both
-TRIES = 20
-PAUSE_S = 0.1
 
 
 @command("agent")
@@ -134,13 +132,17 @@ def _in_background(state: State, wanted: _Wanted) -> int:
     from ..host.client import spawn
 
     request = wanted.request(state)
-    answer = spawn(state.home, request, environ=os.environ, create_session=True)
-    job_id = answer["job_id"]
-    if state.json:
-        output.json_value({**answer, "session_id": request.parent_session_id})
-    else:
-        output.line(job_id)
-        output.hint(f"runs in the background; `{state.prog} output {short_id(job_id)} --wait` prints its result")
+    job_id = request.job_id
+    assert job_id is not None
+    try:
+        answer = spawn(state.home, request, environ=os.environ, create_session=True)
+        if state.json:
+            output.json_value({**answer, "session_id": request.parent_session_id})
+        else:
+            output.line(job_id)
+            output.hint(f"runs in the background; `{state.prog} output {short_id(job_id)} --wait` prints its result")
+    except KeyboardInterrupt:
+        return handing_over(state, "job", job_id, lambda job_id: state.client.get(job_id))
     return exits.COMPLETED
 
 
@@ -160,7 +162,7 @@ def _in_foreground(state: State, wanted: _Wanted) -> int:
             request = wanted.request(state)
             state.make_session(request.parent_session_id)
             turn = _Turn(lambda: runner.submit(request), runner.cancel, request)
-        return turn.run(state)
+        return turn.run(state, launcher)
 
 
 def _handed_over(state: State, host: HostClient, request: SpawnRequest) -> Job:
@@ -182,45 +184,66 @@ class _Turn:
     cancel: Callable[..., Job]
     request: SpawnRequest
 
-    def run(self, state: State) -> int:
+    def run(self, state: State, launcher: Launcher) -> int:
+        """A signal's first deed is to ask for the job's end; a second signal waits for that, within a bound."""
         from ..host.launcher import Interrupted
 
-        try:
-            job = wait_for(state, self.submit())
-        except KeyboardInterrupt:
-            self._stop(state, "interrupted")
-            return exits.INTERRUPTED
-        except Interrupted:
-            self._stop(state, "terminated")
-            raise
-        print_result(state, job)
-        return exits.of_job(job)
+        signalled: KeyboardInterrupt | Interrupted | None = None
+        with launcher.owing(lambda: self._too_late(state)):
+            try:
+                job = wait_for(state, self.submit())
+            except (KeyboardInterrupt, Interrupted) as error:
+                signalled = error
+                asked = self._ask(state, "terminated" if isinstance(error, Interrupted) else "interrupted")
+        if signalled is None:
+            print_result(state, job)
+            return exits.of_job(job)
+        if asked is not None:
+            self._see_end(state, asked, partial=isinstance(signalled, KeyboardInterrupt))
+        if isinstance(signalled, Interrupted):
+            raise signalled
+        return exits.INTERRUPTED
 
-    def _stop(self, state: State, reason: str) -> None:
-        job_id = self.request.job_id
-        assert job_id is not None
+    @property
+    def job_id(self) -> str:
+        assert self.request.job_id is not None
+        return self.request.job_id
+
+    def _too_late(self, state: State) -> None:
+        output.note(
+            f"interrupted twice; job {self.job_id} may run, and could not be asked to stop in time;"
+            f" {how_to_stop(state, self.job_id)}"
+        )
+
+    def _ask(self, state: State, reason: str) -> Job | None:
+        """The job as it stands once it was asked to stop; None where it could not be, which is told."""
         clear = output.fresh_line()  # the terminal has written ^C there
         try:
-            job = self._cancel(job_id, reason)
+            job = self._cancel(self.job_id, reason)
         except UnknownJob:
             output.note(f"{clear}{reason} before the job was written down; nothing runs")
-            return
+            return None
         except OpenJobsError as error:
             output.note(
-                f"{clear}{reason}, but job {short_id(job_id)} could not be asked to stop: {exits.explain(error)}"
+                f"{clear}{reason}, but job {short_id(self.job_id)} could not be asked to stop: {exits.explain(error)}"
+                f"\n{how_to_stop(state, self.job_id)}"
             )
-            return
-        if not job.terminal:
-            output.note(f"{clear}{reason}: stopping job {short_id(job_id)} (Ctrl-C again leaves at once)")
-            clear = ""
-            job = _ended(state, job)
-        if reason == "interrupted":  # else nobody is there to read it
-            _show_partial(state, job, clear)
-            clear = ""
+            return None
         if job.terminal:
-            output.note(clear + status_line(job))
+            output.write_to_stderr(clear)
         else:
-            output.note(f"job {short_id(job_id)} has not ended yet; it was asked to stop")
+            output.note(f"{clear}{reason}: stopping job {short_id(self.job_id)} (Ctrl-C again leaves at once)")
+        return job
+
+    def _see_end(self, state: State, job: Job, *, partial: bool) -> None:
+        if not job.terminal:
+            job = _ended(state, job)
+        if partial:  # else nobody is there to read it
+            _show_partial(state, job)
+        if job.terminal:
+            output.note(status_line(job))
+        else:
+            output.note(f"job {short_id(self.job_id)} has not ended yet; it was asked to stop")
 
     def _cancel(self, job_id: str, reason: str) -> Job:
         """Ask for the end of a job that may be on its way into the store at this very moment."""
@@ -232,10 +255,9 @@ class _Turn:
         return self.cancel(job_id, reason=reason)
 
 
-def _show_partial(state: State, job: Job, clear: str) -> None:
+def _show_partial(state: State, job: Job) -> None:
     """What it had said until it was interrupted."""
     text = job.result_text if job.terminal else state.partial(job)
-    output.write_to_stderr(clear)
     if state.json:
         output.json_value(shapes.job(job) | ({} if job.terminal else {"partial_result": text}))
     elif text:

@@ -160,19 +160,24 @@ def json_line(value: Any) -> None:
 def show_warnings() -> None:
     """What the library logs as a warning or worse is one visible line on stderr.
 
-    Without this Python prints it raw, with tracebacks, and a job's text may be in it.
+    Without this Python prints it raw, with tracebacks, and a job's text may be in it. OPENJOBS_DEBUG=1 adds the
+    traceback.
     """
     import logging
+
+    debug = os.environ.get("OPENJOBS_DEBUG") == "1"
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             note(f"openjobs: {record.levelname.lower()}: {one_line(record.getMessage())}")
+            if debug and record.exc_info:
+                note(visible(logging.Formatter().formatException(record.exc_info)))
 
     logger = logging.getLogger("openjobs")
     if logger.handlers:
         return
     logger.addHandler(Lines(logging.WARNING))
-    if os.environ.get("OPENJOBS_DEBUG") != "1":
+    if not debug:
         logger.propagate = False
 
 

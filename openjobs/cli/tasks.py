@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..clock import to_text
-from ..errors import OpenJobsError
-from ..ids import check_session_id
+from ..errors import OpenJobsError, UnknownTask
+from ..ids import check_session_id, new_id
 from . import exits, output, shapes, table
+from .interrupts import handing_over, how_to_stop
 from .options import KEPT_SECONDS, SESSION_ID, WORDS, command, limit_option
 from .state import DEFAULT_SESSION, State
 from .text import age, duration, one_line, plural
 
 if TYPE_CHECKING:
+    from ..host.launcher import Launcher
     from ..processes import ProcessSupervisor, Task
 
 TIMED_OUT_CODE = 124  #: as timeout(1) has it
@@ -73,23 +75,25 @@ def run_command(
 def _detached(state: State, session: str, cmd: Sequence[str], timeout: float | None, description: str) -> int:
     from ..host.client import start_task
 
-    answer = start_task(
-        state.home,
-        {
-            "session_id": session,
-            "command": list(cmd),
-            "cwd": str(Path.cwd()),
-            "timeout_s": timeout,
-            "description": description or None,
-            "create_session": True,
-        },
-        environ=os.environ,
-    )
-    if state.json:
-        output.json_value(answer)
-    else:
-        output.line(answer["task_id"])
-        output.hint(f"runs in the background; `{state.prog} logs -f {answer['task_id'][:8]}` shows what it says")
+    task_id = new_id()
+    wanted = {
+        "task_id": task_id,
+        "session_id": session,
+        "command": list(cmd),
+        "cwd": str(Path.cwd()),
+        "timeout_s": timeout,
+        "description": description or None,
+        "create_session": True,
+    }
+    try:
+        answer = start_task(state.home, wanted, environ=os.environ)
+        if state.json:
+            output.json_value(answer)
+        else:
+            output.line(task_id)
+            output.hint(f"runs in the background; `{state.prog} logs -f {task_id[:8]}` shows what it says")
+    except KeyboardInterrupt:
+        return handing_over(state, "task", task_id, lambda task_id: state.tasks.get(task_id))
     return exits.COMPLETED
 
 
@@ -103,47 +107,116 @@ def _foreground(state: State, session: str, cmd: Sequence[str], timeout: float |
             supervisor = ProcessSupervisor(state.store)
             pending.ready(supervisor.close)
         with _Spill() as spill:
-            return _seen_through(state, supervisor, spill, session, cmd, timeout, description)
+            run = _Run(state, launcher, supervisor, spill)
+            return run.seen_through(session, cmd, timeout, description)
 
 
-def _seen_through(
-    state: State,
-    supervisor: ProcessSupervisor,
-    spill: _Spill,
-    session: str,
-    cmd: Sequence[str],
-    timeout: float | None,
-    description: str,
-) -> int:
-    from ..host.launcher import Interrupted
+class _Run:
+    """A command in the foreground. However a signal comes, once it is started it is asked to stop."""
 
-    task = supervisor.start(
-        session,
-        list(cmd),
-        cwd=Path.cwd(),
-        timeout_s=timeout,
-        description=description,
-        job_id=state.parent_job.job_id if state.parent_job else None,
-        spill=spill.ends,
-    )
-    spill.started()
-    try:
-        task = _passed_on(state, supervisor, task, spill)
-    except KeyboardInterrupt:
-        _end(supervisor, task, "interrupted")
-        return exits.INTERRUPTED
-    except (Interrupted, output.ReaderGone):
-        _end(supervisor, task, "its terminal or its reader went away")
-        raise
-    if spill.passed_bytes:
-        output.note(f"{spill.passed_bytes:,} bytes of its output could only be passed on: they are not kept")
-    try:
-        supervisor.client.consume(task)
-    except OpenJobsError as error:
-        output.note(f"that its end was seen could not be written down: {exits.explain(error)}")
-    if task.event_id is None:
-        output.note("its end cannot be written down now; it is recorded when the disk takes writes again, else as lost")
-    return _told(state, task)
+    def __init__(self, state: State, launcher: Launcher, supervisor: ProcessSupervisor, spill: _Spill) -> None:
+        self._state = state
+        self._launcher = launcher
+        self._supervisor = supervisor
+        self._spill = spill
+        self._task_id = new_id()  # made here: a start that was interrupted is still known by it
+        self._settled = False
+
+    def seen_through(self, session: str, cmd: Sequence[str], timeout: float | None, description: str) -> int:
+        from ..host.launcher import Interrupted
+
+        gone: KeyboardInterrupt | Interrupted | output.ReaderGone | None = None
+        with self._launcher.owing(self._too_late):
+            try:
+                # 1. A signal waits until the start is whole. 2. The command is then the launcher's to end, too.
+                with self._launcher.acquiring("command") as pending:
+                    task = self._started(session, cmd, timeout, description)
+                    pending.ready(self._abandoned)
+                task = _passed_on(self._state, self._launcher, self._supervisor, task, self._spill)
+                self._settled = True
+            except (KeyboardInterrupt, Interrupted, output.ReaderGone) as error:
+                gone = error
+                reason = (
+                    "interrupted" if isinstance(error, KeyboardInterrupt) else "its terminal or its reader went away"
+                )
+                with self._launcher.held():
+                    asked = self._ask(reason)
+        if gone is not None:
+            if asked is not None:
+                self._see_end(asked, reason)
+            if isinstance(gone, KeyboardInterrupt):
+                return exits.INTERRUPTED
+            raise gone
+        if self._spill.passed_bytes:
+            output.note(f"{self._spill.passed_bytes:,} bytes of its output could only be passed on: they are not kept")
+        try:
+            with self._launcher.held():
+                self._supervisor.client.consume(task)
+        except OpenJobsError as error:
+            output.note(f"that its end was seen could not be written down: {exits.explain(error)}")
+        if task.event_id is None:
+            output.note(
+                "its end cannot be written down now; it is recorded when the disk takes writes again, else as lost"
+            )
+        return _told(self._state, task)
+
+    def _started(self, session: str, cmd: Sequence[str], timeout: float | None, description: str) -> Task:
+        parent = self._state.parent_job
+        task = self._supervisor.start(
+            session,
+            list(cmd),
+            cwd=Path.cwd(),
+            timeout_s=timeout,
+            description=description,
+            task_id=self._task_id,
+            job_id=parent.job_id if parent else None,
+            spill=self._spill.ends,
+        )
+        self._spill.started()
+        return task
+
+    def _too_late(self) -> None:
+        output.note(
+            f"interrupted twice; task {self._task_id} may run, and could not be asked to stop in time;"
+            f" {how_to_stop(self._state, self._task_id)}"
+        )
+
+    def _abandoned(self) -> None:
+        """A signal, and the main thread hangs: nobody else asks."""
+        if not self._settled and self._launcher.reason is not None:
+            self._supervisor.stop(self._task_id, "its terminal or its reader went away")
+
+    def _ask(self, reason: str) -> Task | None:
+        """The task as it stands once it was asked to stop; None where it could not be, which is told."""
+        clear = output.fresh_line()
+        try:
+            task = self._supervisor.stop(self._task_id, reason)
+        except UnknownTask:
+            output.note(f"{clear}{reason} before the command was started; nothing runs")
+        except OpenJobsError as error:
+            output.note(
+                f"{clear}{reason}, but task {self._task_id} could not be asked to stop: {exits.explain(error)}"
+                f"\n{how_to_stop(self._state, self._task_id)}"
+            )
+        else:
+            self._settled = True
+            output.write_to_stderr(clear)
+            return task
+        return None
+
+    def _see_end(self, task: Task, reason: str) -> None:
+        supervisor = self._supervisor
+        deadline = time.monotonic() + STOP_S
+        try:
+            while not task.terminal and time.monotonic() < deadline:
+                task = supervisor.unrecorded_end(task.task_id) or supervisor.wait(task.task_id, _PAUSE_S[1])
+        except OpenJobsError as error:
+            output.note(f"{reason}; what became of task {self._task_id} is not known: {exits.explain(error)}")
+            return
+        if task.terminal:
+            output.note(status_line(task))
+        else:
+            output.note(f"{reason}; task {self._task_id} was asked to stop and has not ended yet")
 
 
 class _Spill:
@@ -193,19 +266,28 @@ class _Spill:
             os.close(self._readers.pop(name))
 
 
-def _passed_on(state: State, supervisor: ProcessSupervisor, task: Task, spill: _Spill) -> Task:
-    """Copy both streams as they come, until the end: what is kept, and behind it what no disk takes."""
+def _passed_on(state: State, launcher: Launcher, supervisor: ProcessSupervisor, task: Task, spill: _Spill) -> Task:
+    """Copy both streams as they come, until the end: what is kept, and behind it what no disk takes.
+
+    A signal is raised between the steps; only a write, which may take for ever, is left in its middle.
+    """
     writers = {"stdout": output.bytes_to_stdout, "stderr": output.bytes_to_stderr}
     offsets = dict.fromkeys(STREAMS, 0)
     pause, longest = _PAUSE_S
     while True:
         # The order matters: what is read after the end is all there is.
-        task = supervisor.wait(task.task_id, pause if state.json else 0)
-        ended = task if task.terminal else supervisor.unrecorded_end(task.task_id)
+        with launcher.held():
+            task = supervisor.wait(task.task_id, pause if state.json else 0)
+            ended = task if task.terminal else supervisor.unrecorded_end(task.task_id)
         moved = False
         for name, write in writers.items():
-            spilt = spill.read(name)  # before the file is: what is kept comes first
-            while not state.json and (data := supervisor.client.output(task, name, offsets[name], _READ_BYTES).data):
+            with launcher.held():
+                spilt = spill.read(name)  # before the file is: what is kept comes first
+            while not state.json:
+                with launcher.held():
+                    data = supervisor.client.output(task, name, offsets[name], _READ_BYTES).data
+                if not data:
+                    break
                 offsets[name] += len(data)
                 moved = True
                 write(data)
@@ -216,21 +298,9 @@ def _passed_on(state: State, supervisor: ProcessSupervisor, task: Task, spill: _
         if ended is not None and not moved and spill.over:
             return ended
         if not moved:
-            task = supervisor.wait(task.task_id, pause)
+            with launcher.held():
+                task = supervisor.wait(task.task_id, pause)
         pause = _PAUSE_S[0] if moved else min(pause * 1.5, longest)
-
-
-def _end(supervisor: ProcessSupervisor, task: Task, reason: str) -> None:
-    clear = output.fresh_line()
-    try:
-        supervisor.stop(task.task_id, reason)
-        deadline = time.monotonic() + STOP_S
-        while not task.terminal and time.monotonic() < deadline:
-            task = supervisor.unrecorded_end(task.task_id) or supervisor.wait(task.task_id, _PAUSE_S[1])
-    except OpenJobsError as error:
-        output.note(f"{clear}{reason}, but the command could not be asked to stop: {exits.explain(error)}")
-        return
-    output.note(f"{clear}{status_line(task)}" if task.terminal else f"{clear}{reason}; it has not ended yet")
 
 
 def _told(state: State, task: Task) -> int:

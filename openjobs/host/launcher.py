@@ -50,6 +50,8 @@ _LAST_S = 0.25
 _GRACE_S = 1.0
 #: how long the main thread may take from SIGTERM to the beginning of the shutdown
 _UNWIND_S = 0.5
+#: how long a second signal waits for the end of what the first one has to see to (`Launcher.owing`)
+_OWED_S = 1.0
 #: an event for the watchdog, beside signal numbers and None (the handlers are gone)
 _CLOSING = 0
 
@@ -143,7 +145,7 @@ class Launcher:
         A signal to the main thread meanwhile is raised once they are owned. Raises `Closed` where the process
         ends while they are being opened; what was opened by then is closed.
         """
-        with self._held():
+        with self.held():
             return open_runtime(self, home, **options)
 
     def provide(self, name: str, value: T, close: Closer) -> T:
@@ -187,8 +189,8 @@ class Launcher:
         main thread is in the block is raised at its end. A block left without `ready` had no resource.
         """
         pending = Acquisition(self, name)
-        forget = self.on_close(pending, name=name)
-        with self._held():
+        with self.held():  # from before it is on the list: an entry that nobody settles would be waited for
+            forget = self.on_close(pending, name=name)
             try:
                 yield pending
             finally:
@@ -198,9 +200,26 @@ class Launcher:
                 if none:
                     forget()
 
-    def _held(self) -> contextlib.AbstractContextManager[None]:
-        """A signal to the main thread is raised at the end of the block."""
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """A signal to the main thread is raised at the end of the block, not in the middle of what must be whole.
+
+        For what is short or bounded: until the end of the block a first signal does nothing but wait.
+        """
         return self._signals.held() if self._signals is not None else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def owing(self, too_late: Callable[[], object]) -> Iterator[None]:
+        """Around work that a first signal leaves something to be done for (somebody has to be asked to stop).
+
+        The block is left once that is done. A second signal ends the process there, no sooner, unless that takes
+        more than a second: then `too_late` is called, on another thread, to say what was not done, and the process
+        ends at once with 128 and the signal's number. Without signal handlers it does nothing.
+        """
+        if self._signals is None:
+            yield
+            return
+        with self._signals.owing(too_late):
+            yield
 
     def _settle(self, pending: Acquisition, disposer: Disposer) -> bool:
         with self._lock:
@@ -290,8 +309,8 @@ class _Signals:
     """The handlers, installed for the time of one `with` in the main thread.
 
     First signal: `Interrupted` is raised in the main thread (KeyboardInterrupt for SIGINT), or noted
-    where that must not happen (an `acquiring` block, the shutdown itself). Second signal: the
-    process ends at once by that signal.
+    where that must not happen (a `held` or `acquiring` block, the shutdown itself). Second signal: the
+    process ends at once by that signal, or at the end of an `owing` block, which has a bound of its own.
 
     The watchdog, a thread made beforehand because a handler may interrupt any code, is for a main
     thread that does not come back: after SIGTERM and SIGHUP it does the shutdown itself, and it ends
@@ -305,6 +324,11 @@ class _Signals:
         self._first: int | None = None
         self._raised = False
         self._holds = 0
+        self._owing = 0
+        #: the second signal, where it has to wait
+        self._second: int | None = None
+        #: None: nothing is owed any more
+        self._late: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._watchdog: threading.Thread | None = None
 
@@ -346,9 +370,48 @@ class _Signals:
             if self._holds == 0 and self._first is not None and not self._raised:
                 self._raise(self._first)
 
+    @contextlib.contextmanager
+    def owing(self, too_late: Callable[[], object]) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        # Made beforehand, since a handler may interrupt any code.
+        bound = threading.Thread(target=self._bound, args=(too_late,), name="openjobs second signal", daemon=True)
+        begun = False
+        try:
+            with self.held():
+                bound.start()
+                self._owing += 1
+                begun = True
+            yield
+        finally:
+            if begun:
+                with self.held():
+                    # 1. From here on a second signal ends the process by itself. 2. One that waited does so now.
+                    self._owing -= 1
+                    if self._second is not None:
+                        self._end_at_once(self._second)
+                    self._late.put(None)
+                    bound.join()
+
+    def _bound(self, too_late: Callable[[], object]) -> None:
+        signum = self._late.get()
+        if signum is None:
+            return
+        with contextlib.suppress(queue.Empty):
+            self._late.get(timeout=_OWED_S)  # the end of the block
+            return
+        # Bounded, since the main thread may hang in a write to where the words go.
+        self._launcher._bounded("what is said of a second signal", too_late, _LAST_S)
+        self._launcher._end_process(128 + signum)
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self._first is not None:
-            self._end_at_once(signum)
+            if self._owing == 0:
+                self._end_at_once(signum)
+            elif self._second is None:
+                self._second = signum
+                self._late.put(signum)
             return
         self._first = signum
         if self._launcher.reason is None:
@@ -410,8 +473,8 @@ def _as_exception(signum: int) -> BaseException:
 def _contained(name: str, action: Disposer) -> None:
     try:
         action()
-    except Exception:
-        _log.exception("%s failed to close", name)
+    except Exception as error:
+        _log.exception("%s failed to close: %s: %s", name, type(error).__name__, error)
 
 
 def open_runtime(

@@ -188,6 +188,55 @@ def test_an_interrupt_may_be_answered_first() -> None:
         assert run.said == ["ready", "answered", "closed store"]
 
 
+@pytest.mark.parametrize("word", ["", "late"])
+def test_a_second_signal_waits_for_what_the_first_one_owes(word: str) -> None:
+    """It ends the process at the end of the block; after a second without that, once it was said what is not done."""
+    code = f"""
+    late = {bool(word)}
+    with Launcher() as launcher:
+        with launcher.owing(lambda: say("late")):
+            try:
+                say("ready")
+                launcher.wait()
+            except KeyboardInterrupt:
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+                say("asking")
+                while late:
+                    time.sleep(0.01)
+                say("asked")
+        say("never")
+    """
+    with program(code) as run:
+        run.until("ready")
+        run.send(signal.SIGINT)
+        assert run.end() == (130 if word else -signal.SIGINT)
+        assert run.said == ["ready", "asking", word or "asked"]
+
+
+def test_nothing_is_owed_after_the_block() -> None:
+    """Left without a signal the block leaves no thread, and a second signal ends the process at once again."""
+    code = """
+    with Launcher() as launcher:
+        before = threading.active_count()
+        with launcher.owing(lambda: say("late")):
+            pass
+        assert threading.active_count() == before
+        try:
+            say("ready")
+            launcher.wait()
+        except KeyboardInterrupt:
+            say("first")
+            os.kill(os.getpid(), signal.SIGINT)
+            say("never")
+    """
+    with program(code) as run:
+        run.until("ready")
+        run.send(signal.SIGINT)
+        assert run.end() == -signal.SIGINT
+        assert run.said == ["ready", "first"]
+
+
 def test_a_resource_that_is_being_made_is_not_lost() -> None:
     """A signal in the middle of an acquisition is raised at its end, when the resource is registered (spec 001)."""
     code = """
