@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import Damaged, InvalidInput, Refused
+from ..errors import Damaged, FileRefused, InvalidInput, OpenJobsError, Refused
 from . import exits, output, shapes
 from .listing import print_jobs
 from .live import spinner
@@ -24,22 +24,53 @@ def recover_command(state: State) -> int:
     """End the jobs whose process died.
 
     Every command does this for the jobs it meets; this one looks at all of them. Each is recorded as
-    errored ("worker died before completion"); jobs of living processes are never touched.
+    errored ("worker died before completion"); jobs of living processes are never touched. Before
+    that, what the home's index of ids lacks is put back from the sessions: it may have been lost.
     """
+    indexed, damaged = _reindexed(state)
     jobs = state.client.recover()
     tasks = _recovered_tasks(state)
     if state.json:
-        output.json_value({"jobs": [shapes.job(job) for job in jobs], "tasks": [shapes.task(task) for task in tasks]})
-        return exits.COMPLETED
+        shown = {"jobs": [shapes.job(job) for job in jobs], "tasks": [shapes.task(task) for task in tasks]}
+        output.json_value({**shown, "indexed": indexed})
+        return exits.REFUSED if damaged else exits.COMPLETED
+    if indexed:
+        output.note(f"{plural(indexed, 'id')} put back into the home's index")
     print_jobs(state, jobs)
     if tasks:
         from .tasks import tell
 
         tell(tasks)
         output.note(f"{plural(len(tasks), 'background command')} ended")
-    if jobs or not tasks:
+    if jobs or not (tasks or indexed):
         output.note(f"{plural(len(jobs), 'job')} ended" if jobs else "nothing to recover: no job's process has died")
-    return exits.COMPLETED
+    return exits.REFUSED if damaged else exits.COMPLETED
+
+
+def _reindexed(state: State) -> tuple[int, bool]:
+    """How many jobs and background commands the index lacked, and whether some session could not be read whole."""
+    from ..store.reindex import put_back
+
+    damaged: set[str] = set()
+
+    def on_damage(session_id: str, error: OpenJobsError) -> None:
+        damaged.add(session_id)
+        output.note(f"session {session_id} could not be read whole for the index: {one_line(str(error))}")
+
+    indexed = state.store.reindex(on_damage=on_damage)
+    lost = []
+    for session_id in state.store.sessions():
+        if not _has_tasks(state, session_id):
+            continue
+        try:
+            lost += state.tasks.unindexed(session_id)
+        except (Damaged, FileRefused) as error:
+            on_damage(session_id, error)
+    return indexed + put_back(state.tasks.index, lost), bool(damaged)
+
+
+def _has_tasks(state: State, session_id: str) -> bool:
+    return (state.home / "sessions" / session_id / "tasks.jsonl").exists()
 
 
 def _recovered_tasks(state: State) -> list[Task]:
@@ -84,11 +115,14 @@ def fsck_command(state: State, sessions: tuple[str, ...]) -> int:
 
 
 def _journal_findings(state: State, session_id: str) -> list[dict[str, str]]:
-    """Whether the facts of background commands can be read to their end."""
-    if not (state.home / "sessions" / session_id / "tasks.jsonl").exists():
+    """Whether the facts of background commands can be read to their end, and the index finds each command."""
+    from ..store.fsck import lacks
+
+    if not _has_tasks(state, session_id):
         return []
     try:
-        state.tasks.journal(session_id).refresh()
+        if lost := state.tasks.unindexed(session_id):
+            return [{"where": "index", "what": lacks("background command", [entry.job_id for _, entry in lost])}]
     except (Damaged, Refused) as error:
         return [{"where": "tasks.jsonl", "what": str(error)}]
     return []

@@ -6,11 +6,11 @@ git, no lease. Reading writes nothing.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import attrs
@@ -20,14 +20,13 @@ from ..durable import Disk
 from ..durable.lease import is_held
 from ..errors import AmbiguousId, Damaged, InvalidInput, InvalidTransition, UnknownTask
 from ..ids import check_session_id, is_prefix
-from ..store.index import Entry, FileIndex
+from ..store.index import Entry, FileIndex, key_of
+from ..store.reindex import lacking
 from . import layout, rundir
 from .journal import TaskJournal
 from .output import Output, read_output
 from .task import Fact, Task, after, end_of, lost
 
-#: one name in a directory, never a path
-_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}\Z")
 #: journals that are remembered; another one is read again when it is needed
 _JOURNALS = 256
 _CANDIDATES = 5
@@ -42,9 +41,16 @@ def run_directory(home: Path, session_id: str, run_id: str) -> Path:
     Raises `InvalidInput` for what cannot be an id: rows come from repositories that others may write, and a run's
     directory is written to, and taken away by gc.
     """
-    if not isinstance(run_id, str) or not _RUN_ID.match(run_id):
+    if not isinstance(run_id, str) or not layout.RUN_ID.match(run_id):
         raise InvalidInput(f"{run_id!r} cannot be the id of a run")
     return home / "sessions" / check_session_id(session_id) / "runs" / run_id
+
+
+def task_entry(task: Task) -> Entry:
+    """Of the index, as it was written when the task was made."""
+    origin = task.origin_tool_call_id
+    key = key_of(task.session_id, origin) if origin is not None else None
+    return Entry(job_id=task.task_id, session_id=task.session_id, key=key)
 
 
 class TaskClient:
@@ -94,6 +100,12 @@ class TaskClient:
                     self._journals.popitem(last=False)
             self._journals.move_to_end(session_id)
             return journal
+
+    def unindexed(self, session_id: str) -> list[tuple[datetime, Entry]]:
+        """What the index lacks of a session's tasks, with when each was made. Raises `Damaged`, `FileRefused`."""
+        made = {task.task_id: task for task in self.journal(session_id).tasks()}
+        found = lacking(self.index, session_id, map(task_entry, made.values()))
+        return [(made[entry.job_id].created_at, entry) for entry in found]
 
     # --- reading -----------------------------------------------------------------------------------
 

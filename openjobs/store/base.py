@@ -47,6 +47,7 @@ from .fsck import Report, check_session
 from .index import Entry, Index, key_of
 from .mirror import called_jobs, mirror_later, with_caller
 from .presence import Active, Leases
+from .reindex import reindex
 from .restore import restored
 from .session import Session
 
@@ -590,6 +591,20 @@ class JobStore(ABC):
         if not self.has_session(check_session_id(session_id)):
             raise self._unknown_session(session_id)
         return check_session(self, session_id)
+
+    def reindex(
+        self, session_id: str | None = None, *, on_damage: Callable[[str, OpenJobsError], None] | None = None
+    ) -> int:
+        """Put back what the home's index lacks of the rows of one session, or of all; how many jobs it lacked.
+
+        Durable when it returns, and idempotent; may run beside writers. Rows that can be read are put back also
+        where others cannot: that is told to `on_damage`, once a session, or raised at the end. Raises
+        `UnknownSession`, `Damaged`, `RepositoryRefused`, `SessionBusy`, `StoreWriteFailed`.
+        """
+        self._check_usable()
+        if session_id is not None and not self.has_session(check_session_id(session_id)):
+            raise self._unknown_session(session_id)
+        return reindex(self, self.sessions() if session_id is None else [session_id], on_damage)
 
     def heal(self, session_id: str) -> None:
         """Remove what a killed writer left in a session (locks, temporary files, half a pack), and put

@@ -3,13 +3,13 @@
 Checked: the repository itself (objects, linear history, index and work tree, stray locks), that the
 commits of each job walk legal edges and end at most once, that rows agree with them, that pages and
 segments are well formed, that cards and messages agree with rows (spec 003, invariants 1, 2, 4), also where the
-card is in another session, and that each notice was told once.
+card is in another session, that each notice was told once, and that the home's index finds every row.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -20,6 +20,7 @@ from ..repo import CommitInfo
 from ..session import Documents, Node, cards, pages
 from ..session.history import NOTICE, events_of
 from ..session.pages import Page
+from .reindex import entry_of, lacking
 
 if TYPE_CHECKING:
     from .base import JobStore
@@ -107,6 +108,7 @@ def check_session(store: JobStore, session_id: str) -> Report:
     rows: dict[str, Job] = {}
     part("pages", _check_pages(documents, rows, counts))
     part("rows", _check_rows(rows, trails))
+    part("index", _check_index(store, rows, session_id))
     nodes: dict[str, Node] = {}
     part("messages", _check_nodes(documents, nodes, counts))
     part("cards", _check_cards(store, rows, nodes, counts))
@@ -175,6 +177,22 @@ def _check_rows(rows: dict[str, Job], trails: dict[str, _Trail]) -> Iterator[tup
             yield f"job {job_id}", "was asked to stop by a commit that its row does not know"
     for job_id in trails.keys() - rows.keys():
         yield f"job {job_id}", "has commits but no row"
+
+
+def _check_index(store: JobStore, rows: dict[str, Job], session_id: str) -> Iterator[tuple[str, str]]:
+    """The rows were read before: whoever makes a job meanwhile has written its entry first."""
+    lost = lacking(store.index, session_id, map(entry_of, rows.values()))
+    if lost:
+        yield "index", lacks("job", [entry.job_id for entry in lost])
+
+
+def lacks(kind: str, ids: Sequence[str]) -> str:
+    """The words for what the index does not find."""
+    some = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
+    return (
+        f"the home's index lacks {len(ids):,} {kind}{'s' if len(ids) > 1 else ''} of this session ({some});"
+        " `openjobs recover` puts them back"
+    )
 
 
 def _check_nodes(documents: Documents, nodes: dict[str, Node], counts: Counter[str]) -> Iterator[tuple[str, str]]:

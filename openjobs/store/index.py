@@ -62,6 +62,7 @@ class Index(Protocol):
         """Jobs of this session that another one asked for, oldest first."""
         ...
 
+    def of_session(self, session_id: str) -> Iterator[Entry]: ...
     def newest_first(self) -> Iterator[Entry]: ...
     def close(self) -> None: ...
 
@@ -115,6 +116,10 @@ class MemoryIndex:
         with self._lock:
             found = [e for e in self._entries.values() if e.session_id == session_id]
         return (entry for entry in found if entry.caller_session_id is not None)
+
+    def of_session(self, session_id: str) -> Iterator[Entry]:
+        with self._lock:
+            return iter([e for e in self._entries.values() if e.session_id == session_id])
 
     def newest_first(self) -> Iterator[Entry]:
         with self._lock:
@@ -198,6 +203,9 @@ class FileIndex:
 
     def with_caller(self, session_id: str) -> Iterator[Entry]:
         return self._matching(b'"s":"' + session_id.encode() + b'","c":"')
+
+    def of_session(self, session_id: str) -> Iterator[Entry]:
+        return self._matching(b'"s":"' + session_id.encode() + b'"')
 
     def _matching(self, needle: bytes, since: int = 0) -> Iterator[Entry]:
         found = []

@@ -468,7 +468,7 @@ def test_json_has_the_shapes_that_the_page_promises(cli: Cli) -> None:
     told = cli.json_inside("sessions")
     assert set(told) == {"sessions", "more"}
     assert set(told["sessions"][0]) == {"session_id", "title", "unfinished", "changed_at", "repository", "error"}
-    assert cli.json_inside("recover") == {"jobs": [], "tasks": []}
+    assert cli.json_inside("recover") == {"jobs": [], "tasks": [], "indexed": 0}
     report = cli.json_inside("fsck")
     assert set(report) == {"sessions", "findings"}
     assert set(report["sessions"][0]) == {"session_id", "counts", "findings"}
