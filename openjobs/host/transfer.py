@@ -26,8 +26,9 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -48,12 +49,14 @@ from ..errors import (
     SessionExists,
     StoreWriteFailed,
 )
+from ..facts.log import NAME as EVENTS
+from ..facts.log import FileFactLog
 from ..ids import check_job_id, check_session_id
 from ..jobs import Errored, Job
 from ..ledger.cursor import START
 from ..ledger.lines import Scan, decode_payload, encode, encode_payload
 from ..processes import Fact, RunTail, Task, TaskJournal, keeper_identity, layout, read_exit
-from ..processes.client import run_directory
+from ..processes.client import run_directory, task_entry
 from ..processes.runs import incomplete_runs, owner_of
 from ..processes.task import end_of, lost
 from ..repo import bundle
@@ -65,7 +68,8 @@ from ..session import Documents, Memory
 from ..store import GitJobStore
 from ..store.adopt import adopt_session
 from ..store.archive import ABOUT, BUNDLE, LEDGER, RUN_FILE, About, ArchiveReader, ArchiveWriter, Member
-from ..store.index import Entry, FileIndex, key_of
+from ..store.index import Entry, FileIndex
+from ..store.reindex import entry_of
 from ..store.rename import all_jobs, renamed
 
 log = logging.getLogger(__name__)
@@ -313,8 +317,9 @@ def import_session(store: GitJobStore, path: Path, session_id: str | None = None
     """Make the archive at `path` a session of the store's home, under its own name or `session_id`.
 
     Everything is checked before anything is visible: sums, every object, ledgers, fsck. What was
-    unfinished ends, see above. Nothing is left of an import that was refused, failed, or killed (the next
-    one clears it). Raises `ArchiveRefused`, `Damaged`, `SessionExists`, `JobExists` (its jobs are in this
+    unfinished ends, see above. Nothing but the empty lock `imports/.lock` is left of an import that was
+    refused, failed, or killed (the next one clears it), and every error but `OutcomeUnknown` says that nothing
+    was imported. Raises `ArchiveRefused`, `Damaged`, `SessionExists`, `JobExists` (its jobs are in this
     home already), `NewerFormat`, `SessionBusy`, `StoreWriteFailed`, `OutcomeUnknown`.
     """
     fd = _open_archive(path)
@@ -322,7 +327,9 @@ def import_session(store: GitJobStore, path: Path, session_id: str | None = None
         reader = ArchiveReader(fd, str(path))
         target = check_session_id(session_id if session_id is not None else reader.about.session_id)
         if any(known.casefold() == target.casefold() for known in store.sessions()):
-            raise SessionExists(f"there is a session {target!r} already; give the copy another name with --session")
+            raise SessionExists(
+                f"there is a session {target!r} already; {_NOTHING}. Give the copy another name with --session"
+            )
         _refuse_too_large(store, path, os.fstat(fd).st_size)
         try:
             with _staging(store) as stage:
@@ -331,12 +338,27 @@ def import_session(store: GitJobStore, path: Path, session_id: str | None = None
             raise reader.refused("something in it is nested too deeply") from None
         except (Damaged, RepositoryRefused, InvalidInput) as error:
             raise _of_archive(error, path) from error
-        except OSError as error:
-            if isinstance(error, OpenJobsError):
+        except OutcomeUnknown as error:
+            if store.has_session(target):
                 raise
+            # Of a write in the staged home, which is gone: the session cannot appear any more.
+            raise StoreWriteFailed(f"{error}; {_NOTHING}") from error
+        except OpenJobsError as error:
+            raise _with_outcome(error) from error
+        except OSError as error:
             raise StoreWriteFailed(f"nothing was imported: {error}", errno=error.errno) from error
     finally:
         os.close(fd)
+
+
+def _with_outcome(error: OpenJobsError) -> OpenJobsError:
+    """The same error, which says what became of the import."""
+    if _NOTHING in str(error):
+        return error
+    said = type(error)(f"{error}; {_NOTHING}", **vars(error))
+    if isinstance(error, OSError) and isinstance(said, OSError):
+        said.errno = error.errno
+    return said
 
 
 def _of_archive(error: OpenJobsError, path: Path) -> OpenJobsError:
@@ -399,9 +421,11 @@ def _import(store: GitJobStore, stage: Path, reader: ArchiveReader, target: str)
         jobs = list(all_jobs(staged.documents(target)))
         entries = [_entry(job, target, reader) for job in jobs]
         staged.index.add(entries)
+        for _ in FileFactLog(directory / EVENTS, disk).read():
+            pass  # whether each is a fact
         journal = TaskJournal(directory, target, disk=disk, clock=store.clock)
         ended_tasks = [_end_task(store, stage, journal, task) for task in journal.unfinished()]
-        tasks = [Entry(job_id=task.task_id, session_id=target, key=_task_key(task)) for task in journal.tasks()]
+        tasks = [task_entry(task) for task in journal.tasks()]
         ended_jobs = [_end_job(staged, job) for job in jobs if not job.terminal]
         owners = {task_id: task_id for task_id in ended_tasks}
         owners.update({job.run_id: job.job_id for job in jobs if job.run_id is not None and not job.terminal})
@@ -442,7 +466,10 @@ def _unpack(reader: ArchiveReader, directory: Path, store: GitJobStore, rename_t
         if member.name == BUNDLE:
             commit_id = bundle.restore(directory / "repo", disk, member, reader.about.branch, store.clock.now())
         elif LEDGER.match(member.name):
-            _write_ledger(member, directory / member.name, disk, rename_to)
+            try:
+                _write_ledger(member, directory / member.name, disk, reader.about.session_id, rename_to)
+            except InvalidInput as error:
+                raise reader.refused(f"{member.name}: {error}") from None
         else:
             disk.make_dirs((directory / member.name).parent)
             _write_file(member, directory / member.name, disk)
@@ -461,14 +488,22 @@ def _write_file(member: Member, path: Path, disk: Disk) -> None:
         os.close(fd)
 
 
-def _write_ledger(member: Member, path: Path, disk: Disk, rename_to: str | None) -> None:
-    """Whole records only; those of background commands name the session that they are in."""
+def _write_ledger(member: Member, path: Path, disk: Disk, session_id: str, rename_to: str | None) -> None:
+    """Whole records only, each id in them one; those of background commands name the session that they are in.
+
+    Raises `InvalidInput`, `Damaged`.
+    """
     _write_file(member, path, disk)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _, tail_bytes = whole_records(fd, path)
         if tail_bytes:
             raise Damaged(f"{path.name} in it ends in the middle of a record; nothing was imported", path=path.name)
+        for line in Scan(fd, START, path):
+            data = decode_payload(line.raw, path, line.cursor.start_bytes) or {}
+            _check_ids(data, line.cursor.seq)
+            if path.name == TASKS and data.get("session", session_id) != session_id:
+                raise InvalidInput(f"record {line.cursor.seq} is of session {data['session']!r}")
         if rename_to is None or path.name != TASKS:
             return
         lines = [_renamed_line(line.cursor.seq, line.raw, path, rename_to) for line in Scan(fd, START, path)]
@@ -476,6 +511,42 @@ def _write_ledger(member: Member, path: Path, disk: Disk, rename_to: str | None)
         os.close(fd)
     previous = [0, *(seq for seq, _ in lines)]
     disk.replace(path, b"".join(encode(seq, prev, raw) for (seq, raw), prev in zip(lines, previous, strict=False)))
+
+
+def _check_ids(data: Mapping[str, Any], seq: int) -> None:
+    """By their names, of whatever kind the record is: ids become names of directories, of this version or a later.
+
+    Raises `InvalidInput`.
+    """
+    for name, check in _IDS.items():
+        if (value := data.get(name)) is None:
+            continue
+        try:
+            check(value)
+        except InvalidInput as error:
+            raise InvalidInput(f"{name} of record {seq}: {error}") from None
+
+
+def _check_name(value: str) -> str:
+    """The id of a worker or runner: it names a lease."""
+    if not isinstance(value, str) or not layout.RUN_ID.match(value):
+        raise InvalidInput(f"{value!r} cannot be the id of a worker")
+    return value
+
+
+_IDS: Mapping[str, Callable[[str], str]] = {
+    "task": check_job_id,
+    "job": check_job_id,
+    "job_id": check_job_id,
+    "parent_job_id": check_job_id,
+    "run_id": check_job_id,
+    "event_id": check_job_id,
+    "session": check_session_id,
+    "session_id": check_session_id,
+    "caller_session_id": check_session_id,
+    "worker": _check_name,
+    "runner_id": _check_name,
+}
 
 
 def _renamed_line(seq: int, raw: bytes, path: Path, session_id: str) -> tuple[int, bytes]:
@@ -496,24 +567,20 @@ def _rename(staged: GitJobStore, target: str, old_id: str, reader: ArchiveReader
 
 def _entry(job: Job, session_id: str, reader: ArchiveReader) -> Entry:
     try:
-        check_job_id(job.job_id)
+        _check_row(job)
     except InvalidInput as error:
-        raise reader.refused(str(error)) from None
+        raise reader.refused(f"a row of a job: {error}") from None
     if job.parent_session_id != session_id:
         raise reader.refused(f"job {job.job_id} in it is of another session")
-    key = key_of(session_id, job.origin_tool_call_id) if job.origin_tool_call_id is not None else None
-    return Entry(
-        job_id=job.job_id,
-        session_id=session_id,
-        parent_job_id=job.parent_job_id,
-        key=key,
-        run_id=job.run_id,
-        caller_session_id=job.caller_session_id if job.elsewhere else None,
-    )
+    return entry_of(job)
 
 
-def _task_key(task: Task) -> str | None:
-    return None if task.origin_tool_call_id is None else key_of(task.session_id, task.origin_tool_call_id)
+def _check_row(job: Job) -> None:
+    """The ids of a row by which something is looked for in the home."""
+    check_job_id(job.job_id)
+    for name in ("parent_job_id", "run_id", "caller_session_id", "runner_id"):
+        if (value := getattr(job, name)) is not None:
+            _IDS[name](value)
 
 
 def _end_task(store: GitJobStore, stage: Path, journal: TaskJournal, task: Task) -> str:

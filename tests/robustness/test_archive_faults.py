@@ -5,19 +5,23 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import json
 import os
 import random
 import shutil
 import struct
 import tarfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from openjobs import GitJobStore, errors
 from openjobs.durable import Disk
 from openjobs.host.transfer import export_session, import_session
+from openjobs.ledger.lines import encode, encode_payload
 from openjobs.repo import bundle, packscan
 from openjobs.store.archive import ABOUT, BUNDLE, SUMS, ArchiveReader, header, sum_line
 from tests.support.chaos import Chaos
@@ -40,11 +44,11 @@ def archive(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def refused(path: Path, home: Path) -> errors.OpenJobsError:
+def refused(path: Path, home: Path, target: str | None = None) -> errors.OpenJobsError:
     """How the import ends; nothing may be left of it."""
     with GitJobStore(home, "relaxed") as store:
         with pytest.raises((errors.Refused, errors.Damaged)) as caught:
-            import_session(store, path)
+            import_session(store, path, target)
         nothing_is_left(store)
     assert "import" in str(caught.value)
     return caught.value
@@ -230,6 +234,75 @@ def test_parts_that_contradict_each_other_are_refused(archive: Path, tmp_path: P
     refused(rebuilt(renamed, tmp_path / "x", "evil"), tmp_path / "home")
 
 
+def lines_changed(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """A ledger with other records and right checksums."""
+    lines, prev = [], 0
+    for line in data.splitlines():
+        record = json.loads(line)
+        change(record["data"])
+        lines.append(encode(record["seq"], prev, encode_payload(record["data"])))
+        prev = record["seq"]
+    return b"".join(lines)
+
+
+@pytest.mark.parametrize("target", [None, "moved"], ids=["same name", "other name"])
+@pytest.mark.parametrize(
+    ("ledger", "name"),
+    [("tasks.jsonl", name) for name in ("task", "session", "job", "worker", "event_id")]
+    + [("events.jsonl", name) for name in ("job_id", "session_id", "caller_session_id", "parent_job_id")],
+)
+@pytest.mark.parametrize("value", ["../../victim", "", 5], ids=repr)
+def test_ids_in_ledgers_that_are_none_are_refused(
+    archive: Path, tmp_path: Path, ledger: str, name: str, value: object, target: str | None
+) -> None:
+    """In the ledgers of what has ended, too: each id is the name of a directory for somebody, sometime."""
+    members = members_of(archive)
+
+    def change(data: dict[str, Any]) -> None:
+        if name in data:
+            data[name] = value
+
+    parts = {**members, ledger: lines_changed(members[ledger], change)}
+    assert parts != members
+    error = refused(rebuilt(parts, tmp_path / "x"), tmp_path / "home", target)
+    assert ledger in str(error)
+    assert name in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("command", {"a": 1}),
+        ("command", ["sh", 5]),
+        ("timeout_s", "soon"),
+        ("timeout_s", True),
+        ("output_limit_bytes", "many"),
+        ("cwd", 7),
+        ("job", 7),
+        ("status", "asleep"),
+        ("status", "running"),
+        ("exit_code", "0"),
+        ("leftovers", [1]),
+        ("truncated", "no"),
+        ("stop_grace_s", "long"),
+        ("at", "yesterday"),
+    ],
+)
+def test_records_of_commands_that_nobody_writes_are_refused(
+    archive: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    """Whatever a reader would meet later stops the import now."""
+    members = members_of(archive)
+
+    def change(data: dict[str, Any]) -> None:
+        if name in data:
+            data[name] = value
+
+    parts = {**members, "tasks.jsonl": lines_changed(members["tasks.jsonl"], change)}
+    assert parts != members
+    assert name in str(refused(rebuilt(parts, tmp_path / "x"), tmp_path / "home"))
+
+
 def test_bundles_of_somebody_else_are_refused(archive: Path, tmp_path: Path, chaos: Chaos) -> None:
     """Flipped, cut, with prerequisites, a bomb, a base outside, a pack that lies about its count."""
     members = members_of(archive)
@@ -389,8 +462,11 @@ def test_each_effect_of_an_import_may_fail(
                 end = "done"
             except (errors.Refused, errors.Damaged, errors.OutcomeUnknown) as error:
                 end = "unknown" if store.has_session("moved") else "refused"
-                if end == "unknown" and not isinstance(error, errors.OutcomeUnknown):
-                    pytest.fail(f"effect {k}: it is there although {error!r} was raised")
+                said_unknown = isinstance(error, errors.OutcomeUnknown)
+                if said_unknown is not (end == "unknown"):
+                    pytest.fail(f"effect {k}: {error!r} was raised, and the import is {end}")
+                if end == "refused" and "nothing was imported" not in str(error):
+                    pytest.fail(f"effect {k}: {error!r} does not say what became of the import")
             reached = bool(disk.failed)
             disk.disarm()
             ends[end] += 1
