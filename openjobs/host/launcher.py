@@ -417,7 +417,9 @@ class _Signals:
         if self._launcher.reason is None:
             self._launcher.reason = signal.Signals(signum).name
         self._events.put(signum)
-        if self._holds == 0:
+        # At the very entry of `__exit__` an exception would leave everything unclosed; it is raised when that is done.
+        leaving = frame is not None and frame.f_code is Launcher.__exit__.__code__
+        if self._holds == 0 and not leaving:
             self._raise(signum)
 
     def _raise(self, signum: int) -> None:

@@ -188,6 +188,27 @@ def test_an_interrupt_may_be_answered_first() -> None:
         assert run.said == ["ready", "answered", "closed store"]
 
 
+def test_a_signal_at_the_entry_of_the_exit_keeps_nothing_from_being_closed() -> None:
+    """Between the block and the shutdown there is one moment more; the signal is raised behind both."""
+    code = """
+    class Late(Launcher):
+        def __exit__(self, *error):
+            # What the interpreter calls when a signal came just before the first line of `Launcher.__exit__`.
+            class Entry:
+                f_code = Launcher.__exit__.__code__
+            signal.getsignal(signal.SIGTERM)(signal.SIGTERM, Entry)
+            return super().__exit__(*error)
+
+    with Late() as launcher:
+        launcher.provide("store", object(), close("store"))
+        say("ready")
+    say("never")
+    """
+    with program(code) as run:
+        assert run.end() == 143
+        assert run.said == ["ready", "closed store"]
+
+
 @pytest.mark.parametrize("word", ["", "late"])
 def test_a_second_signal_waits_for_what_the_first_one_owes(word: str) -> None:
     """It ends the process at the end of the block; after a second without that, once it was said what is not done."""
