@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from ..durable import Disk
-from ..errors import Bug
+from ..errors import Bug, KeeperFailed
 from ..ids import new_id
 from . import layout, rundir
 from .identity import Identity, System, this_system
@@ -151,7 +151,7 @@ class _Foreground:
             run.wait()
         else:
             try:
-                child = run.go()
+                child = self._go()
                 if child is not None and on_started is not None:
                     on_started(run.keeper, child)
                 self._attend()
@@ -166,6 +166,14 @@ class _Foreground:
             self._until_gone()
             record = rundir.read_exit(run.run_dir) or record
         return self._end(record)
+
+    def _go(self) -> Identity | None:
+        """A keeper that was killed before it said what it started may have started it: that is a lost command,
+        whose tree is ended like any other's."""
+        try:
+            return self._run.go()
+        except KeeperFailed:
+            return None
 
     def _attend(self) -> None:
         """Hand on output and watch for a cancel, until there is a record or the keeper is dead."""

@@ -21,7 +21,7 @@ from openjobs.processes import layout, rundir
 from openjobs.processes.command import CommandEnd, run_command
 from openjobs.processes.identity import Identity, this_system
 from openjobs.processes.output import read_output
-from openjobs.processes.template import Template
+from openjobs.processes.template import Run, Template
 from tests.support import eventually
 from tests.support.processes import RELAXED, marked, request, settle, this_task, written
 
@@ -643,6 +643,26 @@ def test_the_caller_hears_who_runs(tmp_path: Path, template: Template) -> None:
     assert alive
     assert keeper == rundir.keeper_identity(tmp_path / "run")
     assert child == rundir.child_identity(tmp_path / "run")
+
+
+def test_a_command_whose_keeper_was_killed_before_its_report_is_lost_too(
+    tmp_path: Path, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the command was reported or not, what it left is ended with it: nobody else would ever look."""
+    go = Run.go
+
+    def unheard(run: Run) -> None:
+        child = go(run)
+        assert child is not None
+        eventually(lambda: marked() != [])
+        os.kill(run.keeper.pid, signal.SIGKILL)
+        run.wait_gone(10)
+        raise KeeperFailed("killed")
+
+    monkeypatch.setattr(Run, "go", unheard)
+    end = run_command("sleep 600 & sleep 600", run_dir=tmp_path / "run", task_id=this_task(), template=template)
+    assert (end.stopped_by, end.exit_code, end.error) == ("lost", None, "the keeper was killed")
+    assert marked() == []
 
 
 def test_a_command_whose_keeper_was_killed_is_lost(tmp_path: Path, template: Template) -> None:
