@@ -16,10 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from openjobs import GitJobStore, errors
 from openjobs.durable import Disk
+from openjobs.host import transfer
 from openjobs.host.transfer import export_session, import_session
 from openjobs.ledger.lines import encode, encode_payload
 from openjobs.repo import bundle, packscan
@@ -267,6 +269,16 @@ def test_ids_in_ledgers_that_are_none_are_refused(
     error = refused(rebuilt(parts, tmp_path / "x"), tmp_path / "home", target)
     assert ledger in str(error)
     assert name in str(error)
+
+
+@pytest.mark.parametrize("name", ["job_id", "parent_job_id", "run_id", "caller_session_id", "runner_id"])
+def test_ids_in_rows_that_are_none_are_refused(home: Path, name: str) -> None:
+    """Those by which something is looked for in the home, before the row is looked at any further."""
+    with GitJobStore(home, "relaxed") as store:
+        job = store.list(SESSION)[0]
+    transfer._check_row(job)
+    with pytest.raises(errors.InvalidInput, match="victim"):
+        transfer._check_row(attrs.evolve(job, **{name: "../../victim"}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
