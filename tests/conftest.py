@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -76,6 +77,16 @@ def _clean_environment(
         patch.setenv("TMPDIR", str(scratch))
         patch.setattr(tempfile, "tempdir", str(scratch))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was() -> Iterator[None]:
+    """A command that ran in this process says its warnings on the terminal; the next test's are its own."""
+    logger = logging.getLogger("openjobs")
+    before = logger.level, logger.propagate, logger.handlers[:]
+    yield
+    logger.setLevel(before[0])
+    logger.propagate, logger.handlers[:] = before[1], before[2]
 
 
 @pytest.fixture

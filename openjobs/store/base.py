@@ -47,7 +47,7 @@ from .fsck import Report, check_session
 from .index import Entry, Index, key_of
 from .mirror import called_jobs, mirror_later, with_caller
 from .presence import Active, Leases
-from .reindex import reindex
+from .reindex import entry_of, reindex
 from .restore import restored
 from .session import Session
 
@@ -241,14 +241,7 @@ class JobStore(ABC):
             # From the first commit on: a crash before `queued` must leave a job that recovery can end.
             runner_id=job.runner_id or next((e.runner_id for e in events if isinstance(e, Queued)), None),
         )
-        entry = Entry(
-            job_id=job.job_id,
-            session_id=session_id,
-            parent_job_id=job.parent_job_id,
-            key=key,
-            run_id=job.run_id,
-            caller_session_id=job.caller_session_id if job.elsewhere else None,
-        )
+        entry = entry_of(job)
         change = JobChange(job)
         give_up_at = self._give_up_at()
 

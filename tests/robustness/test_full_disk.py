@@ -12,6 +12,7 @@ import pytest
 
 from openjobs.cli.state import State
 from openjobs.cli.tasks import STREAMS, _passed_on, _Spill
+from openjobs.host.launcher import Launcher
 from openjobs.processes import ProcessSupervisor, Task, TaskStatus
 from openjobs.store import GitJobStore
 from tests.support import eventually
@@ -19,6 +20,7 @@ from tests.support.disks import FaultyDisk
 from tests.support.processes import faulty_template
 
 BOUND_S = 20.0
+NO_SIGNALS = Launcher(signals=False)
 #: fits no pipe; both streams, in order
 COMMAND = "seq 1 40000; seq 1 30000 >&2; seq 40001 50000; exit 3"
 STDOUT = b"".join(b"%d\n" % number for number in range(1, 50001))
@@ -58,7 +60,7 @@ def test_what_the_keeper_cannot_keep_is_seen(
         _Spill() as spill,
     ):
         task = started(supervisor, spill, COMMAND, FAULT_EFFECT=effect, FAULT_TIMES=10**9)
-        task = _passed_on(State(), supervisor, task, spill)
+        task = _passed_on(State(), NO_SIGNALS, supervisor, task, spill)
         out, err = capfdbinary.readouterr()
         if task.exit_code == 3:
             assert (out, err) == (STDOUT, STDERR)
@@ -123,7 +125,7 @@ def test_a_journal_that_takes_nothing_keeps_no_exit_code(home: Path, capfdbinary
     with GitJobStore(home, disk=disk) as store, ProcessSupervisor(store) as supervisor, _Spill() as spill:
         task = started(supervisor, spill, COMMAND)
         disk.arm(1, errno.ENOSPC, for_good=True)
-        ended = _passed_on(State(), supervisor, task, spill)
+        ended = _passed_on(State(), NO_SIGNALS, supervisor, task, spill)
         assert capfdbinary.readouterr() == (STDOUT, STDERR)
         assert (ended.exit_code, ended.event_id) == (3, None)
         assert not supervisor.get(task.task_id).terminal
