@@ -44,7 +44,7 @@ from ..session.trail import Trail
 from .change import JobChange, job_changed, job_created, refuse_again, refuse_child_of
 from .committer import GAP_S, Committer, Operation
 from .fsck import Report, check_session
-from .index import Entry, Index, key_of
+from .index import Entry, Index
 from .mirror import called_jobs, mirror_later, with_caller
 from .presence import Active, Leases
 from .reindex import entry_of, reindex
@@ -227,9 +227,9 @@ class JobStore(ABC):
         session_id = check_session_id(job.parent_session_id)
         if not self.has_session(session_id):
             raise self._unknown_session(session_id)
-        key = key_of(session_id, job.origin_tool_call_id) if job.origin_tool_call_id is not None else None
-        since = self.index.position()
-        self._refuse_known(job, key, fresh_id)
+        entry = entry_of(job)
+        since = 0 if entry.key is None else self.index.position()
+        self._refuse_known(job, entry.key, fresh_id)
         self._refuse_finished_parent(job)
         if job.elsewhere:
             job = with_caller(self, job)
@@ -241,12 +241,11 @@ class JobStore(ABC):
             # From the first commit on: a crash before `queued` must leave a job that recovery can end.
             runner_id=job.runner_id or next((e.runner_id for e in events if isinstance(e, Queued)), None),
         )
-        entry = entry_of(job)
         change = JobChange(job)
         give_up_at = self._give_up_at()
 
         def created(documents: Documents) -> Change:
-            rivals = [] if key is None else [entry.job_id for entry in self.index.by_key(key, since)]
+            rivals = [] if entry.key is None else [rival.job_id for rival in self.index.by_key(entry.key, since)]
             try:
                 return job_created(documents, change, now, fresh_id=fresh_id, rivals=rivals)
             except JobExists as error:
