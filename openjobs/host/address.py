@@ -123,24 +123,32 @@ class Endpoint:
             path = old if old is not None and _is_runtime(old.parent) else _runtime_directory() / SOCKET
             self._path = path  # from now on `close` removes the directory
             Disk(durable=False).replace(self._home / POINTER, os.fsencode(path))
-        new = path.with_name(_NEW)
         _make_room(path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            # Between the two calls the directory's 0700 is what keeps others out.
-            listener.bind(os.fspath(new))
-            os.chmod(new, 0o600)
-            listener.listen(BACKLOG)
-            os.rename(new, path)
-        except BaseException:
-            listener.close()
-            with contextlib.suppress(OSError):
-                os.unlink(new)
-            raise
+        listener = listen_at(path, path.with_name(_NEW))
         self._path, self._mark = path, _mark(path)
         return listener
+
+
+def listen_at(path: Path, new: Path) -> socket.socket:
+    """A listening socket that appears at `path` when it is ready, mode 0600; made under the name `new` beside it.
+
+    The directory must be 0700: between the making and the mode that is what keeps others out. Raises OSError, and
+    then nothing is left of it.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(os.fspath(new))
+        os.chmod(new, 0o600)
+        listener.listen(BACKLOG)
+        os.rename(new, path)
+    except BaseException:
+        listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
+    return listener
 
 
 def listen(home: Path) -> socket.socket:

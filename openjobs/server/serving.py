@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidConfiguration
-from ..host.address import BACKLOG, fits
+from ..host.address import BACKLOG, fits, listen_at
 from .app import App
 from .security import Scope
 from .socket import FRAME_BYTES
@@ -157,20 +157,10 @@ def listen_in_home(home: Path) -> socket.socket | None:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise InvalidConfiguration(f"{path} is not a socket, where the server's belongs: move it away")
-    new = path.with_name(_NEW)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(new)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Between the two calls the home's 0700 is what keeps others out.
-        listener.bind(os.fspath(new))
-        os.chmod(new, 0o600)
-        listener.listen(BACKLOG)
-        os.rename(new, path)
+        return listen_at(path, path.with_name(_NEW))
     except OSError as error:
-        listener.close()
         raise InvalidConfiguration(f"the socket {path} cannot be made: {error.strerror or error}") from error
-    return listener
 
 
 def remove_from_home(home: Path) -> None:

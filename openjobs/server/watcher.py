@@ -16,6 +16,7 @@ from typing import Protocol
 from ..errors import Closed, OpenJobsError
 from ..jobs import Job
 from ..processes.task import Task
+from ..store.index import Index
 from .backend import Backend
 from .rows import JOB, PROCESS
 from .summary import Entry
@@ -44,6 +45,32 @@ class Sink(Protocol):
     def put_task(self, task: Task, *, tell: bool = True) -> None: ...
 
 
+class _ToCome:
+    """What an index says is new since the last look, until it can be read (or is known), or no longer awaited."""
+
+    def __init__(self) -> None:
+        self._newest: str | None = None
+        #: id -> its session, and until when it is awaited
+        self._expected: dict[str, tuple[str, float]] = {}
+
+    def begin(self, index: Index) -> None:
+        """All that stands there now is read by somebody else."""
+        self._newest = next((entry.job_id for entry in index.newest_first()), None)
+
+    def look(self, index: Index, knows: Callable[[str], bool], read: Callable[[str, str], bool]) -> None:
+        now = time.monotonic()
+        newest = self._newest
+        for entry in index.newest_first():
+            if entry.job_id == newest:
+                break
+            if self._newest == newest:
+                self._newest = entry.job_id
+            self._expected.setdefault(entry.job_id, (entry.session_id, now + _EXPECT_S))
+        for identity, (session_id, until) in list(self._expected.items()):
+            if knows(identity) or now > until or read(session_id, identity):
+                del self._expected[identity]
+
+
 class Watcher:
     """Looks at the store and the journals for what no hub tells. One thread."""
 
@@ -52,11 +79,8 @@ class Watcher:
         self._backend = backend
         self._store = backend.store
         self._tasks = backend.tasks
-        self._newest_job: str | None = None
-        self._newest_task: str | None = None
-        #: job id -> its session, and until when its commit is awaited
-        self._expected: dict[str, tuple[str, float]] = {}
-        self._expected_tasks: dict[str, tuple[str, float]] = {}
+        self._jobs_to_come = _ToCome()
+        self._tasks_to_come = _ToCome()
         self._heads: dict[str, str] = {}
         self._asked: dict[str, tuple[int, str]] = {}
         self._dead_at = 0.0
@@ -65,7 +89,7 @@ class Watcher:
 
     def load(self, stop: threading.Event, begun: Callable[[], object] = lambda: None) -> None:
         """The rows of the home. `begun` is called when the newest of each session are there."""
-        self._newest_job = next((entry.job_id for entry in self._store.index.newest_first()), None)
+        self._jobs_to_come.begin(self._store.index)
         entries = list(itertools.islice(self._store.index.newest_first(), self._feed.room + 1))
         if len(entries) > self._feed.room:
             self._feed.cap()
@@ -102,7 +126,7 @@ class Watcher:
     def _load_tasks(self, stop: threading.Event) -> None:
         if self._tasks is None:
             return
-        self._newest_task = next((entry.job_id for entry in self._tasks.index.newest_first()), None)
+        self._tasks_to_come.begin(self._tasks.index)
         room = max(self._feed.room - len(self._feed), self._feed.room // 10)
         found: list[Task] = []
         for task in _contained(self._tasks.newest_first()):
@@ -133,17 +157,7 @@ class Watcher:
     def _new_jobs(self) -> None:
         if self._store.home is None:
             return  # in memory: nobody else has it
-        now = time.monotonic()
-        newest = self._newest_job
-        for entry in self._store.index.newest_first():
-            if entry.job_id == newest:
-                break
-            if self._newest_job == newest:
-                self._newest_job = entry.job_id
-            self._expected.setdefault(entry.job_id, (entry.session_id, now + _EXPECT_S))
-        for job_id, (session_id, until) in list(self._expected.items()):
-            if self._feed.knows(job_id) or now > until or self._read_one(session_id, job_id):
-                del self._expected[job_id]
+        self._jobs_to_come.look(self._store.index, self._feed.knows, self._read_one)
 
     def _read_one(self, session_id: str, job_id: str) -> bool:
         try:
@@ -229,17 +243,7 @@ class Watcher:
 
     def _changed_tasks(self) -> None:
         assert self._tasks is not None
-        newest = self._newest_task
-        now = time.monotonic()
-        for entry in self._tasks.index.newest_first():
-            if entry.job_id == newest:
-                break
-            if self._newest_task == newest:
-                self._newest_task = entry.job_id
-            self._expected_tasks.setdefault(entry.job_id, (entry.session_id, now + _EXPECT_S))
-        for task_id, (session_id, until) in list(self._expected_tasks.items()):
-            if self._feed.knows(task_id) or now > until or self._read_task(session_id, task_id):
-                del self._expected_tasks[task_id]
+        self._tasks_to_come.look(self._tasks.index, self._feed.knows, self._read_task)
         for row in [entry.row for entry in self._feed.unfinished()]:
             if row["kind"] == PROCESS:
                 self._read_task(row["session_id"], row["id"])

@@ -42,15 +42,19 @@ def is_final(card: Node) -> bool:
     return status_of(card) in TERMINAL
 
 
-def ending_text(job: Job) -> str:
-    """What stands for the job's end in a conversation: result, error line, or partial text and marker."""
+def ending_text(job: Job, cancelled: str | None = None) -> str:
+    """What stands for the job's end in a conversation: result, error line, or partial text and marker.
+
+    `cancelled` is the marker of a cancelled job; without one it has the time of the end.
+    """
     match job.status:
         case JobStatus.COMPLETED:
             return job.result_text or ""
         case JobStatus.ERRORED:
             return f"[task error] {job.error or ''}".rstrip()
         case JobStatus.CANCELLED:
-            marker = f"[cancelled at {to_text(job.completed_at)}]" if job.completed_at else "[cancelled]"
+            at = f" at {to_text(job.completed_at)}" if job.completed_at else ""
+            marker = cancelled or f"[cancelled{at}]"
             return f"{job.result_text}\n{marker}" if job.result_text else marker
         case _:
             return RUNNING

@@ -231,16 +231,25 @@ def _check_cards(
             yield f"job {job.job_id}", f"is {job.status.value}, but its card says {cards.status_of(card)}"
 
 
+def _within_reach(
+    store: JobStore, session_id: str, read: dict[str, Documents | None], counts: Counter[str]
+) -> Documents | None:
+    """Another session's documents, read once; None, and a card counted, where they cannot be."""
+    if session_id not in read:
+        read[session_id] = _readable(store, session_id)
+    documents = read[session_id]
+    if documents is None:
+        counts["cards out of reach"] += 1
+    return documents
+
+
 def _check_card_elsewhere(
     store: JobStore, job: Job, callers: dict[str, Documents | None], counts: Counter[str]
 ) -> Iterator[tuple[str, str]]:
     """A card in the caller's session follows the row; it may be late only while somebody sees to it."""
     caller = job.caller_session_id or ""
-    if caller not in callers:
-        callers[caller] = _readable(store, caller)
-    documents = callers[caller]
+    documents = _within_reach(store, caller, callers, counts)
     if documents is None:
-        counts["cards out of reach"] += 1
         return
     card = documents.find_node(job.attach_id or "")
     counts["cards"] += card is not None
@@ -263,11 +272,8 @@ def _check_cards_of_others(
         target, job_id = attach.get("session_id"), attach.get("job_id")
         if target == session_id or not isinstance(target, str) or not isinstance(job_id, str):
             continue
-        if target not in others:
-            others[target] = _readable(store, target)
-        documents = others[target]
+        documents = _within_reach(store, target, others, counts)
         if documents is None:
-            counts["cards out of reach"] += 1
             continue
         counts["cards of other sessions"] += 1
         job = documents.job(job_id)

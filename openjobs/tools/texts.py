@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..ids import short
 from ..jobs import Job, JobStatus
+from ..session.cards import ending_text
 
 if TYPE_CHECKING:
     from ..processes import Task
@@ -24,17 +25,11 @@ Row = Mapping[str, Any]
 
 def end_text(job: Job) -> str:
     """What an ended job gives to who called it: the result, `[task error] …`, or what there was and `[cancelled]`."""
-    match job.status:
-        case JobStatus.COMPLETED:
-            return job.result_text or ""
-        case JobStatus.ERRORED:
-            return f"[task error] {job.error or ''}".rstrip()
-        case JobStatus.CANCELLED:
-            return f"{job.result_text}\n{CANCELLED}" if job.result_text else CANCELLED
-        case _:
-            # A host that stopped waits no longer than a cancel may take; the end is still to come.
-            said = f"{job.result_text}\n" if job.result_text else ""
-            return f"{said}{CANCELLED} job {job.job_id} was asked to stop and has not stopped yet"
+    if job.terminal:
+        return ending_text(job, CANCELLED)
+    # A host that stopped waits no longer than a cancel may take; the end is still to come.
+    said = f"{job.result_text}\n" if job.result_text else ""
+    return f"{said}{CANCELLED} job {job.job_id} was asked to stop and has not stopped yet"
 
 
 def job_line(job: Job, now: datetime) -> str:
