@@ -8,12 +8,8 @@ drifts by a factor of two within minutes.
 
 from __future__ import annotations
 
-import argparse
-import json
-import shutil
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -25,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from openjobs import GitJobStore, JobRunner, SpawnRequest, TurnRequest, TurnResult, facts
 from openjobs.facts import Fact, FactLog, FileFactLog, MemoryFactLog, Registered, Settled
 from openjobs.ids import new_id
+from tests.benchmarks import script
 
 WORKERS = 4
 
@@ -164,24 +161,7 @@ PARTS = {"jobs": bench_jobs, "ledger": bench_ledger}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which parts; all without any")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, for a look")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--directory", type=Path, help="where to work; default: a temporary directory")
-    arguments = parser.parse_args()
-    base = Path(tempfile.mkdtemp(prefix="openjobs-bench-", dir=arguments.directory))
-    figures: dict[str, Any] = {}
-    try:
-        for name in arguments.parts or PARTS:
-            print(f"{name}: {(PARTS[name].__doc__ or '').strip()}", flush=True)
-            figures[name] = PARTS[name](base, arguments.quick)
-            for key, value in figures[name].items():
-                print(f"  {key}: {value}", flush=True)
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    script.parts(__doc__, PARTS)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ Each figure is of a fresh interpreter; medians of several.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.benchmarks import script
 from tests.benchmarks.children import environment
 
 _RSS = """
@@ -158,17 +157,7 @@ def run(base: Path, quick: bool = False) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and jobs")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--directory", type=Path, help="where to work; default: a temporary directory")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="openjobs-bench-", dir=arguments.directory) as base:
-        result = run(Path(base), arguments.quick)
-    for name, figures in result.items():
-        print(f"{name}: {figures}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    script.alone(__doc__, lambda base, arguments: run(base, arguments.quick), quick="fewer rounds and jobs")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,9 @@ One thing at a time on an otherwise idle runner; the times of other processes ar
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +23,7 @@ if __package__ in (None, ""):
 from openjobs import GitJobStore, JobRunner, SpawnRequest, TurnRequest, TurnResult
 from openjobs.agents import Profiles
 from openjobs.processes import ProcessSupervisor
+from tests.benchmarks import script
 from tests.benchmarks.children import environment
 
 SESSION = "bench"
@@ -215,18 +213,13 @@ def run(base: Path, quick: bool = False) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a fifth of the rounds")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--directory", type=Path, help="where to work; default: a temporary directory")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="openjobs-bench-", dir=arguments.directory) as base:
-        result = run(Path(base), arguments.quick)
+def show(result: dict[str, Any]) -> None:
     for name, figures in result.items():
         print(f"{name:52} median {figures['median_ms']:8.2f} ms   p99 {figures['p99_ms']:8.2f} ms")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def main() -> None:
+    script.alone(__doc__, lambda base, arguments: run(base, arguments.quick), quick="a fifth of the rounds", show=show)
 
 
 if __name__ == "__main__":

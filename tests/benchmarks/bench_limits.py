@@ -8,12 +8,9 @@ bytes of the same sizes. All are taken in turn, in short rounds.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +20,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from openjobs.store import GitJobStore
+from tests.benchmarks import script
 from tests.benchmarks.bench_repo import Bare
 from tests.benchmarks.bench_store import SESSION, directory_bytes, filled, in_turn, load
 
@@ -83,17 +81,7 @@ def run(base: Path, quick: bool = False) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--directory", type=Path, help="where to work; default: a temporary directory")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="openjobs-bench-", dir=arguments.directory) as base:
-        result = run(Path(base), arguments.quick)
-    for name, figures in result.items():
-        print(f"{name}: {figures}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    script.alone(__doc__, lambda base, arguments: run(base, arguments.quick), quick="fewer and shorter rounds")
 
 
 if __name__ == "__main__":

@@ -8,15 +8,12 @@ its own, one commit each. The unfinished jobs are those of a runner that is kill
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -30,6 +27,7 @@ from openjobs import MockTaskStore
 from openjobs.durable import Disk
 from openjobs.repo import GitRepository
 from openjobs.store import GitJobStore
+from tests.benchmarks import script
 from tests.benchmarks.bench_store import SESSION, full_job
 from tests.benchmarks.children import environment
 
@@ -202,21 +200,14 @@ def run(base: Path, quick: bool = False, sessions: int = 10_000) -> dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a small home, for a look")
-    parser.add_argument("--sessions", type=int, default=10_000, help="so many sessions of ten jobs")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--directory", type=Path, help="where to work; default: a temporary directory")
-    arguments = parser.parse_args()
-    base = Path(tempfile.mkdtemp(prefix="openjobs-bench-", dir=arguments.directory))
-    try:
-        result = run(base, arguments.quick, arguments.sessions)
-        for name, figures in result.items():
-            print(f"{name}: {figures}", flush=True)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(result, indent=2) + "\n")
-    finally:
-        shutil.rmtree(base, ignore_errors=True)  # minutes, where the home is large
+    script.alone(
+        __doc__,
+        lambda base, arguments: run(base, arguments.quick, arguments.sessions),
+        quick="a small home, for a look",
+        options=lambda parser: parser.add_argument(
+            "--sessions", type=int, default=10_000, help="so many sessions of ten jobs"
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ disk's speed drifts by a factor of two within minutes: the ratios hold, the abso
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -17,7 +16,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +28,7 @@ from openjobs.jobs import Completed, Job, JobStatus, Queued, Started
 from openjobs.repo import Change, GitRepository, View
 from openjobs.session import Documents, Memory, Node, cards
 from openjobs.store import GitJobStore, JobStore
+from tests.benchmarks import script
 
 SESSION = "bench"
 RESULT = "The probe found three places where the parser reads past the end of its input; see the list. " * 2
@@ -424,24 +423,7 @@ PARTS = {"flat": bench_flat, "naive": bench_naive, "size": bench_size, "open": b
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which parts; all without any")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, for a look")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--directory", type=Path, help="where to work; default: a temporary directory")
-    arguments = parser.parse_args()
-    base = Path(tempfile.mkdtemp(prefix="openjobs-bench-", dir=arguments.directory))
-    figures: dict[str, Any] = {}
-    try:
-        for name in arguments.parts or PARTS:
-            print(f"{name}: {(PARTS[name].__doc__ or '').strip()}", flush=True)
-            figures[name] = PARTS[name](base, arguments.quick)
-            for key, value in figures[name].items():
-                print(f"  {key}: {value}", flush=True)
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    script.parts(__doc__, PARTS)
 
 
 if __name__ == "__main__":
