@@ -9,7 +9,6 @@ import shlex
 import signal
 import stat
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,6 @@ from tests.support.cli import ROOT, Cli
 UNKNOWN = "ffffffff-ffff-4fff-8fff-ffffffffffff"
 #: a prompt that moves the cursor, sets a title, clears the screen and reverses the reading order
 HOSTILE = "echo hi #\x1b[2J\x1b]0;owned\x07\x9b31m\u202e"
-
-
-@pytest.fixture
-def cli(scratch: Path) -> Iterator[Cli]:
-    """A home of its own; its host, if one was started, leaves before leaks are looked for."""
-    home = scratch / "home"
-    made = Cli(home)
-    yield made
-    made.end_host()
-    subprocess.run(["rm", "-r", str(home)], check=False, stderr=subprocess.DEVNULL)
 
 
 def shell(cli: Cli, script: str, *more: str, code: int | None = 0, **options: Any) -> Any:

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,6 @@ from tests.support.cli import Cli, Terminal
 HUGE = "9" * 20
 #: more digits than Python turns into a number
 ENDLESS = "9" * 5000
-
-
-@pytest.fixture
-def cli(scratch: Path) -> Iterator[Cli]:
-    home = scratch / "home"
-    made = Cli(home)
-    yield made
-    made.end_host()
-    subprocess.run(["rm", "-r", str(home)], check=False, stderr=subprocess.DEVNULL)
 
 
 def uuid(number: int) -> str:

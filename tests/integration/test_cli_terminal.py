@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,15 +18,6 @@ OURS = re.compile(r"\x1b\[(?:[0-9;]*[mKAGJ]|\?25[lh]|2K)")
 SHOW_CURSOR = "\x1b[?25h"
 HIDE_CURSOR = "\x1b[?25l"
 HOSTILE = "echo hi #\x1b[2J\x1b]0;owned\x07\x9b31m\u202e [bold red]markup[/] :smile:"
-
-
-@pytest.fixture
-def cli(scratch: Path) -> Iterator[Cli]:
-    home = scratch / "home"
-    made = Cli(home)
-    yield made
-    made.end_host()
-    subprocess.run(["rm", "-r", str(home)], check=False, stderr=subprocess.DEVNULL)
 
 
 def uuid(number: int) -> str:

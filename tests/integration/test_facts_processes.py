@@ -18,10 +18,10 @@ from openjobs.facts import Fact, FileFactLog, Registered, Settled, to_json
 from openjobs.processes import ProcessSupervisor, Task, TaskClient, this_system
 from tests.support import eventually
 from tests.support.jobs import job_for
+from tests.support.processes import Supervise
 
 BOUND_S = 20.0
 ENV = {"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
-Supervise = Callable[..., ProcessSupervisor]
 
 
 @pytest.fixture
@@ -30,31 +30,6 @@ def store(tmp_path: Path) -> Iterator[GitJobStore]:
     with store:
         store.create_session("s")
         yield store
-
-
-@pytest.fixture
-def supervise(store: GitJobStore) -> Iterator[Supervise]:
-    """Makes supervisors; at the end every task that was started is ended and every supervisor closed."""
-    made: list[ProcessSupervisor] = []
-
-    def make(**options: Any) -> ProcessSupervisor:
-        made.append(ProcessSupervisor(store, **options))
-        return made[-1]
-
-    yield make
-    for supervisor in made:
-        supervisor.close()
-    with ProcessSupervisor(store) as last:
-        last.recover()
-        for task in last.list("s"):
-            if not task.terminal:
-                last.stop(task.task_id, "the test is over", grace_s=0)
-                assert last.wait(task.task_id, BOUND_S).terminal
-
-
-@pytest.fixture
-def supervisor(supervise: Supervise) -> ProcessSupervisor:
-    return supervise()
 
 
 def recorded(store: GitJobStore) -> list[Fact]:

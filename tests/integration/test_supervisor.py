@@ -27,10 +27,10 @@ from openjobs.store import GitJobStore, MockTaskStore
 from tests.support import eventually
 from tests.support.chaos import Chaos
 from tests.support.jobs import job_for
+from tests.support.processes import Supervise
 
 BOUND_S = 20.0
 ENV = {"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
-Supervise = Callable[..., ProcessSupervisor]
 
 
 @pytest.fixture
@@ -38,32 +38,6 @@ def store(tmp_path: Path) -> Iterator[GitJobStore]:
     with GitJobStore(tmp_path / "home", durability="relaxed") as store:
         store.create_session("s")
         yield store
-
-
-@pytest.fixture
-def supervise(store: GitJobStore) -> Iterator[Supervise]:
-    """Makes supervisors; at the end every task that was started is ended and every supervisor closed."""
-    made: list[ProcessSupervisor] = []
-
-    def make(**options: Any) -> ProcessSupervisor:
-        made.append(ProcessSupervisor(store, **options))
-        return made[-1]
-
-    yield make
-    for supervisor in made:
-        supervisor.close()
-    with ProcessSupervisor(store) as last:
-        last.recover()
-        for session_id in store.sessions():
-            for task in last.list(session_id):
-                if not task.terminal:
-                    last.stop(task.task_id, "the test is over", grace_s=0)
-                    assert last.wait(task.task_id, BOUND_S).terminal
-
-
-@pytest.fixture
-def supervisor(supervise: Supervise) -> ProcessSupervisor:
-    return supervise()
 
 
 def run(supervisor: ProcessSupervisor, command: Any, **options: Any) -> Task:

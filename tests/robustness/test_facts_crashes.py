@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import random
-import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +24,7 @@ from tests.support.chaos import Chaos
 from tests.support.crash_states import RecordingDisk, distinct
 from tests.support.disks import FaultyDisk
 from tests.support.facts import T0, registered
+from tests.support.kills import said_until_killed
 
 T = TypeVar("T")
 NAME = "events.jsonl"
@@ -66,27 +66,8 @@ def _work_until_killed(home: Path, say: int) -> None:
 
 
 def _killed_after(home: Path, lines: int, seconds: float) -> list[tuple[str, str]]:
-    hear, say = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(hear)
-            _work_until_killed(home, say)
-        finally:
-            os._exit(1)
-    os.close(say)
-    heard = b""
-    while heard.count(b"\n") < lines:
-        more = os.read(hear, 4096)
-        assert more, "the worker ended by itself"
-        heard += more
-    time.sleep(seconds)  # the moment of the kill is the random thing here; nothing waits for it
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    while more := os.read(hear, 65536):
-        heard += more
-    os.close(hear)
-    return [(line.split()[0], line.split()[1]) for line in heard.decode().split("\n")[:-1]]
+    said = said_until_killed(functools.partial(_work_until_killed, home), lines, seconds)
+    return [(line.split()[0], line.split()[1]) for line in said]
 
 
 def test_kills_lose_no_fact_that_was_acknowledged_and_recovery_makes_none_up(tmp_path: Path, chaos: Chaos) -> None:

@@ -29,6 +29,7 @@ from tests.support import eventually
 from tests.support.chaos import Chaos
 from tests.support.disks import FaultyDisk
 from tests.support.jobs import clean, job_for
+from tests.support.kills import said_until_killed
 
 CALLER, TARGET = "caller", "target"
 END = lost("its keeper died or never came; it did not run")
@@ -337,27 +338,8 @@ def _work_until_killed(home: Path, say: int, seed: int) -> None:
 
 
 def _killed_after(home: Path, lines: int, seconds: float, seed: int) -> Iterator[tuple[str, str]]:
-    hear, say = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(hear)
-            _work_until_killed(home, say, seed)
-        finally:
-            os._exit(1)
-    os.close(say)
-    heard = b""
-    while heard.count(b"\n") <= lines:
-        more = os.read(hear, 4096)
-        assert more, "the worker ended by itself"
-        heard += more
-    time.sleep(seconds)  # the moment of the kill is the random thing here; nothing waits for it
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    while more := os.read(hear, 65536):
-        heard += more
-    os.close(hear)
-    for line in heard.decode().split("\n")[1:-1]:
+    said = said_until_killed(lambda say: _work_until_killed(home, say, seed), lines + 1, seconds)
+    for line in said[1:]:
         what, _, event_id = line.partition(" ")
         yield what, event_id
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
-import signal
-import time
 from pathlib import Path
 
 from openjobs.jobs import UNFINISHED, Errored, JobStatus, Queued, Started
@@ -13,6 +12,7 @@ from openjobs.store import GitJobStore
 from tests.support import git
 from tests.support.chaos import Chaos
 from tests.support.jobs import clean, end_of, job_for
+from tests.support.kills import said_until_killed
 
 ORDER = [JobStatus.PENDING, JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.COMPLETED]
 
@@ -32,25 +32,7 @@ def _work_until_killed(home: Path, say: int) -> None:
 
 def _killed_after(home: Path, lines: int, seconds: float) -> list[tuple[str, JobStatus]]:
     """What a worker had acknowledged when it was killed: so many states at least, and what a moment more gave."""
-    hear, say = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(hear)
-            _work_until_killed(home, say)
-        finally:
-            os._exit(1)
-    os.close(say)
-    heard = b""
-    while heard.count(b"\n") <= lines:
-        heard += os.read(hear, 4096)
-    time.sleep(seconds)  # the moment of the kill is the random thing here; nothing waits for it
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    while more := os.read(hear, 65536):
-        heard += more
-    os.close(hear)
-    states = heard.decode().split("\n")[1:-1]
+    states = said_until_killed(functools.partial(_work_until_killed, home), lines + 1, seconds)[1:]
     return [(line.split()[0], JobStatus(line.split()[1])) for line in states]
 
 

@@ -11,7 +11,7 @@ import psutil
 
 import openjobs.processes
 from openjobs.durable import Disk
-from openjobs.processes import rundir
+from openjobs.processes import ProcessSupervisor, rundir
 from openjobs.processes.identity import this_system
 from openjobs.processes.template import Request, Template, argv_of
 from openjobs.processes.tree import TASK_VARIABLE
@@ -19,6 +19,8 @@ from openjobs.processes.tree import TASK_VARIABLE
 from .polling import eventually
 
 RELAXED = Disk(durable=False)
+#: the fixture that makes supervisors
+Supervise = Callable[..., ProcessSupervisor]
 
 
 def faulty_template(*, portable: bool = False) -> Template:

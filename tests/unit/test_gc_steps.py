@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
-from pathlib import Path
 
 import pytest
 
 from openjobs import errors
 from openjobs.repo import RepositoryBusy
-from openjobs.store import GitJobStore, JobStore, MockTaskStore
+from openjobs.store import JobStore
 from openjobs.store.base import Collected
 from tests.support import eventually
-from tests.support.jobs import clean
 
 
 class Steps:
@@ -36,18 +33,6 @@ class Steps:
 
     def close(self) -> None:
         self.closed += 1
-
-
-@pytest.fixture(params=["memory", "git"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobStore]:
-    store: JobStore = (
-        MockTaskStore() if request.param == "memory" else GitJobStore(tmp_path / "home", durability="relaxed")
-    )
-    with store:
-        store.create_session("s1")
-        yield store
-        if not store._closed:
-            clean(store)
 
 
 def gc_with(

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from openjobs.jobs import Completed, JobStatus, Queued, Started
 from openjobs.repo import Outcome, Transaction
-from openjobs.store import GitJobStore, JobStore, MockTaskStore, committer
+from openjobs.store import JobStore, committer
 from tests.support import eventually
-from tests.support.jobs import clean, job_for
-
-
-@pytest.fixture(params=["memory", "git"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobStore]:
-    store: JobStore = (
-        MockTaskStore() if request.param == "memory" else GitJobStore(tmp_path / "home", durability="relaxed")
-    )
-    with store:
-        store.create_session("s1")
-        yield store
-        clean(store)
+from tests.support.jobs import job_for
 
 
 def batches(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:

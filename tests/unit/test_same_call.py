@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,22 +12,11 @@ import pytest
 
 from openjobs import JobRunner, SpawnRequest, TurnRequest, TurnResult, errors
 from openjobs.jobs import Queued
-from openjobs.store import GitJobStore, JobStore, MockTaskStore
+from openjobs.store import GitJobStore, JobStore
 from openjobs.store.index import Entry
 from tests.support.jobs import clean, job_for
 
 CALLERS = 12
-
-
-@pytest.fixture(params=["memory", "git"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobStore]:
-    store: JobStore = (
-        MockTaskStore() if request.param == "memory" else GitJobStore(tmp_path / "home", durability="relaxed")
-    )
-    with store:
-        store.create_session("s1")
-        yield store
-        clean(store)
 
 
 def all_look_before_any_is_made(store: JobStore, monkeypatch: pytest.MonkeyPatch, callers: int) -> None:

@@ -19,7 +19,7 @@ from openjobs.runner import Ended, EndStep
 from openjobs.runner.hub import JOB_STATUS, TASK_CREATED
 from tests.support import FakeClock, eventually
 from tests.support.jobs import job_for
-from tests.support.turns import Turns
+from tests.support.turns import MakeRunner, Turns
 
 SID = "s1"
 
@@ -30,37 +30,6 @@ def store(clock: FakeClock) -> Iterator[MockTaskStore]:
     with store:
         store.create_session(SID)
         yield store
-
-
-@pytest.fixture
-def turns() -> Turns:
-    return Turns()
-
-
-Make = Callable[..., JobRunner]
-
-
-@pytest.fixture
-def make(store: MockTaskStore, turns: Turns) -> Iterator[Make]:
-    made: list[JobRunner] = []
-
-    def make(workers: int = 2, **options: Any) -> JobRunner:
-        runner = JobRunner(store, workers, options.pop("sync_fn", turns), **options)
-        made.append(runner)
-        return runner
-
-    yield make
-    turns.finish_all()
-    for runner in made:
-        # The clock stands still, so a shutdown that had to wait for its time would wait for ever.
-        eventually(runner._roster.idle.is_set)
-        runner.shutdown()
-        eventually(runner._closed.is_set)
-
-
-@pytest.fixture
-def runner(make: Make) -> JobRunner:
-    return make()
 
 
 def ask(prompt: str = "work", **fields: Any) -> SpawnRequest:
@@ -144,7 +113,7 @@ def test_times_are_those_of_the_row(runner: JobRunner, store: MockTaskStore, tur
     assert fact.settled_at_ms - fact.registered_at_ms == 1234
 
 
-def test_nested_calls_keep_their_identity(store: MockTaskStore, make: Make) -> None:
+def test_nested_calls_keep_their_identity(store: MockTaskStore, make_runner: MakeRunner) -> None:
     """Jobs that a job asks for name the job they were made in and the tool call that made them."""
 
     def work(request: TurnRequest, cancel_event: threading.Event) -> TurnResult:
@@ -154,7 +123,7 @@ def test_nested_calls_keep_their_identity(store: MockTaskStore, make: Make) -> N
                 outside.await_job(outside.submit(child).job_id)
         return TurnResult(final_text="ok")
 
-    outside = make(sync_fn=work)
+    outside = make_runner(sync_fn=work)
     outer = outside.await_job(outside.submit(ask("outer", origin_tool_call_id="m1:call_0")).job_id)
     found = {fact.label: fact for fact in recorded(store) if isinstance(fact, Settled)}
     assert {label: (fact.tool_call_id, fact.parent_job_id) for label, fact in found.items()} == {
@@ -169,11 +138,11 @@ def test_nested_calls_keep_their_identity(store: MockTaskStore, make: Make) -> N
         assert {name: getattr(first, name) for name in names} == {name: getattr(fact, name) for name in names}
 
 
-def test_control_ids_are_unique(store: MockTaskStore, make: Make) -> None:
+def test_control_ids_are_unique(store: MockTaskStore, make_runner: MakeRunner) -> None:
     """The id that controls a job is the id in its facts: a UUID, and never the same again after a restart."""
     ids = []
     for _ in range(3):
-        runner = make(sync_fn=does(lambda request: TurnResult()))
+        runner = make_runner(sync_fn=does(lambda request: TurnResult()))
         ids += [runner.submit(ask()).job_id for _ in range(5)]
         assert runner.wait_idle()
         runner.shutdown()
@@ -190,9 +159,9 @@ def test_the_same_request_again_registers_nothing(runner: JobRunner, store: Mock
     assert [fact.type for fact in recorded(store)] == ["job/registered"]
 
 
-def test_output_is_preserved(store: MockTaskStore, make: Make) -> None:
+def test_output_is_preserved(store: MockTaskStore, make_runner: MakeRunner) -> None:
     """Recording consumes nothing and changes nothing of a result, a head or a notice."""
-    runner = make(sync_fn=does(lambda request: TurnResult(final_text="the whole result\n" * 100)))
+    runner = make_runner(sync_fn=does(lambda request: TurnResult(final_text="the whole result\n" * 100)))
     job = runner.await_job(runner.submit(ask()).job_id)
     assert store.get(job.job_id) == job
     assert store.get(job.job_id).result_text == "the whole result\n" * 100
@@ -200,9 +169,9 @@ def test_output_is_preserved(store: MockTaskStore, make: Make) -> None:
     assert "result" not in facts.to_json(settled(store, job.job_id))
 
 
-def test_recording_needs_no_commit(store: MockTaskStore, make: Make) -> None:
+def test_recording_needs_no_commit(store: MockTaskStore, make_runner: MakeRunner) -> None:
     """A job leaves the commits that it left before there were facts."""
-    runner = make(sync_fn=does(lambda request: TurnResult()))
+    runner = make_runner(sync_fn=does(lambda request: TurnResult()))
     job = runner.await_job(runner.submit(ask()).job_id)
     assert [step.status.value for step in store.history(job.job_id)] == ["pending", "queued", "running", "completed"]
 
@@ -219,23 +188,25 @@ def test_recording_needs_no_commit(store: MockTaskStore, make: Make) -> None:
     ],
 )
 def test_a_callable_that_returned_reported(
-    store: MockTaskStore, make: Make, outcome: Any, status: str, reported: bool
+    store: MockTaskStore, make_runner: MakeRunner, outcome: Any, status: str, reported: bool
 ) -> None:
     """Whatever it returned: it came to its end by itself."""
-    runner = make(sync_fn=does(outcome))
+    runner = make_runner(sync_fn=does(outcome))
     job = runner.await_job(runner.submit(ask()).job_id)
     fact = settled(store, job.job_id)
     assert (fact.status, fact.producer_reported) == (status, reported)
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(3), errors.CancelledError("of its own accord")])
-def test_a_producer_that_rejects_did_not_report(store: MockTaskStore, make: Make, error: BaseException) -> None:
+def test_a_producer_that_rejects_did_not_report(
+    store: MockTaskStore, make_runner: MakeRunner, error: BaseException
+) -> None:
     """What it raised is an end that was written down for it."""
 
     def fail(request: TurnRequest) -> TurnResult:
         raise error
 
-    runner = make(sync_fn=does(fail))
+    runner = make_runner(sync_fn=does(fail))
     job = runner.await_job(runner.submit(ask()).job_id)
     fact = settled(store, job.job_id)
     assert (fact.status, fact.producer_reported) == ("errored", False)
@@ -285,9 +256,9 @@ def test_a_forced_teardown_is_bookkeeping_and_late_completion_changes_nothing(
     assert before.settled_at_ms - before.registered_at_ms == 31_000
 
 
-def test_what_never_started_did_not_report(make: Make, store: MockTaskStore, turns: Turns) -> None:
+def test_what_never_started_did_not_report(make_runner: MakeRunner, store: MockTaskStore, turns: Turns) -> None:
     """A queued job that is cancelled has a settlement without a start."""
-    runner = make(1)
+    runner = make_runner(1)
     runner.submit(ask("first"))
     turns["first"].until_started()
     waiting = runner.submit(ask("second"))
@@ -418,11 +389,11 @@ def hold(runner: JobRunner, gate: threading.Event) -> None:
 
 @pytest.mark.parametrize("later", [False, True])
 def test_many_ends_at_once_are_recorded_before_any_is_announced(
-    make: Make, store: MockTaskStore, turns: Turns, monkeypatch: pytest.MonkeyPatch, later: bool
+    make_runner: MakeRunner, store: MockTaskStore, turns: Turns, monkeypatch: pytest.MonkeyPatch, later: bool
 ) -> None:
     """Ends that became durable together share an append, and each is still before its own listeners and waiters;
     so are registrations of jobs that were submitted without waiting."""
-    runner = make(8)
+    runner = make_runner(8)
     happened: list[tuple[str, str]] = []
     appends: list[int] = []
     append = MemoryFactLog.append
