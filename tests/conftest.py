@@ -16,6 +16,7 @@ import pytest
 from .support import FakeClock, fence
 from .support.chaos import Chaos, again, chaos_of, told
 from .support.leaks import Snapshot, settled
+from .support.turns import Turns
 
 fence.put_up(Path(__file__).parents[1])
 
@@ -87,6 +88,14 @@ def _log_as_it_was() -> Iterator[None]:
     yield
     logger.setLevel(before[0])
     logger.propagate, logger.handlers[:] = before[1], before[2]
+
+
+@pytest.fixture
+def turns() -> Iterator[Turns]:
+    """Turns that the test leads; whatever became of the test, none is left waiting."""
+    turns = Turns()
+    yield turns
+    turns.finish_all()
 
 
 @pytest.fixture

@@ -31,13 +31,6 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
-def turns() -> Iterator[Turns]:
-    turns = Turns()
-    yield turns
-    turns.finish_all()
-
-
-@pytest.fixture
 def home(tmp_path: Path) -> Path:
     return tmp_path / "h"
 

@@ -13,7 +13,7 @@ from openjobs.runner import Ended, EndStep, JobClient
 from openjobs.session import Node, cards
 from openjobs.store import Session
 from tests.support import FakeClock, eventually
-from tests.support.jobs import job_for
+from tests.support.jobs import clean, job_for
 from tests.support.turns import Turns
 
 
@@ -25,17 +25,8 @@ def store(clock: FakeClock) -> Iterator[MockTaskStore]:
     store.session("target").append("user", "hello target")
     store.session("caller").append("user", "hello caller")
     yield store
-    for session_id in store.sessions():
-        report = store.fsck(session_id)
-        assert report.clean, "\n".join(map(str, report.findings))
+    clean(store)
     store.close()
-
-
-@pytest.fixture
-def turns() -> Iterator[Turns]:
-    turns = Turns()
-    yield turns
-    turns.finish_all()
 
 
 @pytest.fixture

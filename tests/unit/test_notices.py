@@ -27,7 +27,7 @@ from openjobs.session.notices import Notice, of_job, text_of
 from openjobs.store import JobStore, Session
 from tests.support import FakeClock, eventually, git
 from tests.support.clock import START
-from tests.support.jobs import job_for
+from tests.support.jobs import clean, job_for
 from tests.support.turns import Turns
 
 
@@ -41,9 +41,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> I
     store.create_session("s1")
     store.session("s1").append("user", "hello")
     yield store
-    for session_id in store.sessions():
-        report = store.fsck(session_id)
-        assert report.clean, "\n".join(map(str, report.findings))
+    clean(store)
     store.close()
 
 

@@ -27,13 +27,6 @@ MakeFeed = Callable[..., Feed]
 
 
 @pytest.fixture
-def turns() -> Iterator[Turns]:
-    turns = Turns()
-    yield turns
-    turns.finish_all()
-
-
-@pytest.fixture
 def runner(turns: Turns) -> Iterator[JobRunner]:
     with ExitStack() as stack:
         store = stack.enter_context(MockTaskStore())

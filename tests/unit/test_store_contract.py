@@ -25,7 +25,7 @@ from openjobs.jobs import (
 from openjobs.session import cards
 from openjobs.store import GitJobStore, JobStore, MockTaskStore
 from tests.support import FakeClock
-from tests.support.jobs import job_for
+from tests.support.jobs import clean, job_for
 
 
 @pytest.fixture(params=["memory", "git"])
@@ -37,9 +37,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> I
     )
     yield store
     try:
-        for session_id in store.sessions():
-            report = store.fsck(session_id)
-            assert report.clean, "\n".join(map(str, report.findings))
+        clean(store)
     finally:
         store.close()
 

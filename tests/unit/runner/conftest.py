@@ -9,6 +9,7 @@ import pytest
 
 from openjobs import JobRunner, MockTaskStore, SpawnRequest
 from tests.support import FakeClock, eventually
+from tests.support.jobs import clean
 from tests.support.turns import Ask, MakeRunner, Turns
 
 
@@ -17,9 +18,7 @@ def store(clock: FakeClock) -> Iterator[MockTaskStore]:
     store = MockTaskStore(clock=clock)
     yield store
     try:
-        for session_id in store.sessions():
-            report = store.fsck(session_id)
-            assert report.clean, "\n".join(map(str, report.findings))
+        clean(store)
     finally:
         store.close()
 
@@ -27,13 +26,6 @@ def store(clock: FakeClock) -> Iterator[MockTaskStore]:
 @pytest.fixture
 def sid(store: MockTaskStore) -> str:
     return store.create_session("s1")
-
-
-@pytest.fixture
-def turns() -> Iterator[Turns]:
-    turns = Turns()
-    yield turns
-    turns.finish_all()
 
 
 @pytest.fixture
