@@ -18,6 +18,8 @@ from ..errors import Bug
 
 #: which jobs have background commands, and in which sessions (`processes/owned.py`)
 JOB_TASKS = "job-tasks"
+#: how often one mark may meet a removal; each takes a whole removal of the same folder between two of our calls
+_MEETINGS = 16
 
 
 class Held(Protocol):
@@ -87,12 +89,20 @@ class FileActive:
             self._disk.rmdir(self._directory / runner_id)
 
     def mark(self, runner_id: str, session_id: str) -> None:
-        """Durable when it returns."""
+        """Durable when it returns, even while somebody else takes away the folder that was empty until now:
+        (1) we make it or find it, (2) they clear and `remove` it, (3) our file or its sync finds no folder: again.
+        """
         folder = self._directory / runner_id
-        self._disk.make_dirs(folder)
-        with contextlib.suppress(FileExistsError):
-            os.close(self._disk.create(folder / session_id))
-        self._disk.sync_dir(folder)
+        for last in (*[False] * (_MEETINGS - 1), True):
+            try:
+                self._disk.make_dirs(folder)
+                with contextlib.suppress(FileExistsError):
+                    os.close(self._disk.create(folder / session_id))
+                self._disk.sync_dir(folder)
+                return
+            except FileNotFoundError:
+                if last:
+                    raise
 
     def clear(self, runner_id: str, session_id: str) -> None:
         with contextlib.suppress(FileNotFoundError):
