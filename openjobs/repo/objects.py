@@ -44,6 +44,8 @@ _CACHED_TREES = 64
 #: what stays of both while the repository rests
 _RESTING_BYTES = 64 << 10
 _RESTING_TREES = 8
+#: looks for an object while other programs swap packs between any two of them
+_LOOKS = 200
 #: what a `.keep` file of ours says; anything else in one means that the pack is somebody else's
 KEEP_TEXT = b"openjobs\n"
 #: the same for a pack that was encoded anew; cut, it is `KEEP_TEXT` or the beginning of it
@@ -196,14 +198,16 @@ class PackFile:
 class ObjectStore:
     """All objects of one repository.
 
-    Guarantees: an object that exists is found although another program swaps packs at the same
-    time (one retry after a rescan). Content is returned whole and verified, or `Damaged` is raised.
+    Guarantees: an object that exists is found although another program swaps packs at the same time,
+    however slow this reader is. Content is returned whole and verified, or `Damaged` is raised.
     The lock protects the caches, the list of packs and the rolling pack's growth.
 
     A swap as seen by a reader:
       1. the reader finds the object in pack A
       2. a writer publishes pack B (which holds all of A) and removes A
       3. the reader cannot open A; it lists the packs again and finds the object in B
+    Before the reader opens B, that may be gone, too. So an object is missing only where the packs were the
+    same before the look through all of them and after it.
     """
 
     def __init__(self, git_dir: Path) -> None:
@@ -259,14 +263,18 @@ class ObjectStore:
         if depth > 200:
             raise Damaged(f"object {sha.hex()} is damaged: its deltas go in circles", path=sha.hex())
         problem: Damaged | None = None
-        for packs in (self._listed(), None):
-            for found in self._copies(sha, self.rescan() if packs is None else packs, depth):
+        packs = self._listed()
+        for look in range(_LOOKS):
+            for found in self._copies(sha, packs, depth):
                 if isinstance(found, Damaged):
                     problem = found
                 elif object_id(*found) == sha:
                     return found
                 else:
                     problem = Damaged(f"object {sha.hex()} is damaged: it has another content", path=sha.hex())
+            before, packs = {pack.name for pack in packs}, self.rescan()
+            if look and before == {pack.name for pack in packs}:
+                break
         raise problem or Damaged(f"object {sha.hex()} is missing", path=sha.hex())
 
     def _copies(self, sha: bytes, packs: list[PackFile], depth: int) -> Iterator[tuple[int, bytes] | Damaged]:

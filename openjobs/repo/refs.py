@@ -43,13 +43,7 @@ def is_branch(name: str) -> bool:
 def list_refs(git_dir: str) -> dict[str, str]:
     """Every branch and tag with the object (40 hex digits) that it is at; what cannot be read is left out."""
     found: dict[str, str] = {}
-    try:
-        table = read_file(f"{git_dir}/packed-refs")
-    except OSError:
-        table = b""
-    for line in table.splitlines():
-        if _HEX.match(line[:40]) and line[40:46] == b" refs/":
-            found[line[41:].decode("utf-8", "surrogateescape")] = line[:40].decode()
+    # The files before the table: `git pack-refs` writes the table first and removes the files then.
     for kind in ("heads", "tags"):
         for directory, _, names in os.walk(f"{git_dir}/refs/{kind}"):
             for name in names:
@@ -60,6 +54,13 @@ def list_refs(git_dir: str) -> dict[str, str]:
                     continue
                 if _HEX.match(text):
                     found[ref] = text.decode()
+    try:
+        table = read_file(f"{git_dir}/packed-refs")
+    except OSError:
+        table = b""
+    for line in table.splitlines():
+        if _HEX.match(line[:40]) and line[40:46] == b" refs/":
+            found.setdefault(line[41:].decode("utf-8", "surrogateescape"), line[:40].decode())
     return {name: sha for name, sha in found.items() if name.startswith(("refs/heads/", "refs/tags/"))}
 
 

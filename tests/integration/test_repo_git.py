@@ -20,6 +20,7 @@ import pytest
 from openjobs import errors
 from openjobs.durable import Disk, FileLock
 from openjobs.repo import Change, GitRepository, RepositoryBusy, Transaction, View
+from openjobs.repo.objects import ObjectStore, PackFile
 from tests.support import git
 from tests.support.disks import FaultyDisk, RecordingDisk
 
@@ -246,20 +247,57 @@ def test_processes_that_write_at_once_lose_nothing(repository: GitRepository) ->
     ]
     for process in processes:
         process.start()
-    while any(process.is_alive() for process in processes):
-        texts = lines(repository)
+    seen: list[list[str]] = []
+    try:
+        while any(process.is_alive() for process in processes):
+            seen.append(lines(repository))
+            del seen[:-100]
+        found = [results.get() for _ in processes]
+    finally:
+        for process in processes:
+            process.join()
+            process.close()
+        results.close()
+    for texts in seen:
         assert texts[0] == "start"
         assert len(set(texts)) == len(texts)
-    found = [results.get() for _ in processes]
-    for process in processes:
-        process.join()
-        process.close()
-    results.close()
     assert found == ["done"] * 3
     for name in ("a", "b", "c"):
         assert [text for text in lines(repository) if text[0] == name] == [f"{name}.{n}" for n in range(60)]
     assert len(list(repository.log())) == 181
     assert len(packs(repository)) <= 12
+    healthy(repository)
+
+
+def test_a_reader_that_is_slower_than_every_writer_finds_what_is_there(
+    repository: GitRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between each list of packs and the look into them another process replaces and removes those on it."""
+    repository.transact([append("one")])
+    reader = GitRepository(repository.path, Disk(durable=False))
+    commit = reader.view().commit_id
+    listed = ObjectStore.rescan
+    swaps = 0
+
+    def listed_late(objects: ObjectStore) -> list[PackFile]:
+        nonlocal swaps
+        found = listed(objects)
+        if objects is reader._objects and swaps < 8:
+            swaps += 1
+            for number in range(3):
+                repository.transact([append(f"{swaps}.{number}")])
+        return found
+
+    monkeypatch.setattr(ObjectStore, "rescan", listed_late)
+    try:
+        reader._objects.close()
+        assert commit is not None
+        assert next(iter(reader.log(start=commit))).subject == "one"
+        assert swaps == 8
+        with pytest.raises(errors.Damaged, match="is missing"):
+            reader.view("1" * 40)
+    finally:
+        reader.close()
     healthy(repository)
 
 
