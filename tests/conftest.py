@@ -25,6 +25,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if os.environ.get("COVERAGE_RUN"):  # what measures starts with site-packages, from the environment
+    from openjobs.processes import template
+
+    template._ISOLATED = ()
+
 CHAOS = os.environ.get("OPENJOBS_CHAOS") == "1"
 
 # A failure must come back when the same command is run again; `nox -s chaos` looks for new ones.

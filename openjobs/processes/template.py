@@ -26,6 +26,8 @@ from . import layout
 from .identity import Identity, from_json
 from .rundir import ExitRecord, exit_record, read_exit
 
+#: nothing of the environment, no site-packages: the template has what a keeper needs and nothing else
+_ISOLATED = ("-I", "-S")
 #: how long a keeper may take to answer; a machine under load is slow, a keeper that waits for a lock takes 5 s
 ANSWER_TIMEOUT_S = 60.0
 _HERE = Path(__file__).parent
@@ -79,7 +81,7 @@ class Template:
     """
 
     def __init__(self, *, python: str | None = None, program: Sequence[str] | None = None) -> None:
-        self._command = list(program) if program else [python or sys.executable, "-I", "-S", *_program()]
+        self._command = list(program) if program else [python or sys.executable, *_ISOLATED, *_program()]
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
