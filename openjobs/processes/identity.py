@@ -17,6 +17,7 @@ import errno
 import os
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
 _PID_MAX = 2**31 - 1
@@ -79,7 +80,7 @@ class Member:
         self.living = living
 
 
-class System:
+class System(ABC):
     """What the operating system says about processes, and the one way to signal one.
 
     Guarantees: `send` signals only a process that it proved to be the identity's, never pid 0, 1 or a
@@ -88,24 +89,26 @@ class System:
     Assumptions: one machine, one pid namespace.
     """
 
+    @abstractmethod
     def boot(self) -> str:
-        raise NotImplementedError
+        """The name of this boot of the machine."""
 
+    @abstractmethod
     def identify(self, pid: int, *, zombie: bool = False) -> Identity | None:
         """Who has that pid now; None where nobody does, or only a zombie (unless that is wanted, too)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def table(self) -> Iterator[Member]:
         """Every process that can be seen, zombies too."""
-        raise NotImplementedError
 
+    @abstractmethod
     def has_variable(self, pid: int, variable: bytes) -> bool:
         """Whether the process was started with `variable` (`NAME=value`) in its environment; False
         also where we may not look."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _send(self, identity: Identity, signum: int) -> bool:
-        raise NotImplementedError
+        """As `send`, for an identity that may be one of a process."""
 
     def is_alive(self, identity: Identity) -> bool:
         """Whether that very process runs. A zombie does not."""
@@ -282,11 +285,11 @@ def _session(pid: int) -> int:
 
 def _darwin_boot() -> str:
     """macOS names each boot; the time of the boot would move whenever somebody sets the clock."""
-    if sys.platform != "darwin":
-        return ""
-    import ctypes
+    if sys.platform == "darwin":
+        import ctypes
 
-    text = ctypes.create_string_buffer(64)
-    size = ctypes.c_size_t(len(text))
-    failed = ctypes.CDLL(None).sysctlbyname(b"kern.bootsessionuuid", text, ctypes.byref(size), None, 0)
-    return "" if failed else text.value.decode()
+        text = ctypes.create_string_buffer(64)
+        size = ctypes.c_size_t(len(text))
+        failed = ctypes.CDLL(None).sysctlbyname(b"kern.bootsessionuuid", text, ctypes.byref(size), None, 0)
+        return "" if failed else text.value.decode()
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -33,6 +34,7 @@ from tests.support.chaos import Chaos
 from tests.support.processes import RELAXED, faulty_template, marked, request, settle, traced
 
 BOUND_S = 20.0
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and pidfd")
 
 
 @pytest.fixture
@@ -176,6 +178,130 @@ def test_a_burial_ends_nobody_by_a_forged_identity(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """Somebody whom a test may signal."""
+    with subprocess.Popen(["sleep", "300"]) as process:
+        yield process
+        process.kill()
+
+
+def ends(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def refuses(*_: object) -> None:
+    raise PermissionError(errno.EPERM, "not yours")
+
+
+def test_an_identity_is_shown_as_what_it_is() -> None:
+    """A message that names one says all that makes it, in the form of the call that makes the same."""
+    identity = Identity(5, 7, "b")
+    assert eval(repr(identity), {"Identity": Identity}) == identity
+    assert repr(identity) != repr(Identity(5, 8, "b"))
+
+
+@pytest.mark.parametrize("kind", [pytest.param(LinuxSystem, marks=on_linux), PortableSystem])
+def test_a_signal_that_the_system_refuses_was_not_sent(
+    kind: type[LinuxSystem] | type[PortableSystem], sleeper: subprocess.Popen[bytes]
+) -> None:
+    """Somebody else's process, or one that ended in between: False, and no error."""
+    system = kind(send=refuses)
+    identity = system.identify(sleeper.pid)
+    assert identity is not None
+    assert not system.send(identity, signal.SIGTERM)
+    assert sleeper.poll() is None
+
+
+@on_linux
+def test_without_pidfd_the_identity_is_proven_all_the_same(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sandbox that does not know `pidfd_open(2)` a pid is signalled, after its start time was compared; never
+    where the effect was to go elsewhere, and a refusal is no error."""
+
+    def unknown(pid: int, flags: int = 0) -> int:
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", unknown)
+    system = LinuxSystem()
+    real = system.identify(sleeper.pid)
+    assert real is not None
+    assert not system.send(Identity(real.pid, real.start + 1, real.boot), signal.SIGKILL)
+    assert not LinuxSystem(send=lambda fd, signum: None).send(real, signal.SIGKILL)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", refuses)
+        assert not system.send(real, signal.SIGKILL)
+    assert sleeper.poll() is None
+    assert system.send(real, signal.SIGTERM)
+    assert sleeper.wait(BOUND_S) == -signal.SIGTERM
+
+
+@on_linux
+def test_a_pidfd_that_is_refused_for_another_reason_sends_nothing(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files, say: there is no second way around the proof."""
+
+    def full(pid: int, flags: int = 0) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    system = LinuxSystem()
+    real = system.identify(sleeper.pid)
+    assert real is not None
+    monkeypatch.setattr(os, "pidfd_open", full)
+    assert not system.send(real, signal.SIGKILL)
+    assert sleeper.poll() is None
+
+
+@on_linux
+def test_a_process_that_ends_while_it_is_looked_at_is_nobody(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is reaped between the opening of its files in /proc and the reading of them."""
+    system = LinuxSystem()
+    opens = os.open
+
+    def then_ends(path: str, flags: int) -> int:
+        fd = opens(path, flags)
+        ends(sleeper)
+        return fd
+
+    system.boot()
+    monkeypatch.setattr("openjobs.processes.identity.os.open", then_ends)
+    assert system.identify(sleeper.pid) is None
+
+
+def test_other_systems_pass_over_who_ends_while_they_look(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table is of those who are there; who has gone has no environment either."""
+    system = PortableSystem()
+    gone, us = psutil.Process(sleeper.pid), psutil.Process()
+    ends(sleeper)
+    monkeypatch.setattr(psutil, "process_iter", lambda: [gone, us])
+    assert [member.identity.pid for member in system.table()] == [os.getpid()]
+    assert not system.has_variable(gone.pid, b"HOME=" + os.fsencode(os.environ["HOME"]))
+    monkeypatch.setattr(os, "getsid", refuses)
+    (member,) = system.table()
+    assert (member.identity.pid, member.session) == (os.getpid(), 0)
+
+
+@on_linux
+def test_a_system_without_pidfd_in_its_python_signals_nobody(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux's way to signal is Linux's alone."""
+    system = LinuxSystem()
+    real = system.identify(sleeper.pid)
+    assert real is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "darwin")
+        assert not system.send(real, signal.SIGKILL)
+    assert sleeper.poll() is None
 
 
 # --- the keeper dies, or its disk does -------------------------------------------------------------------
