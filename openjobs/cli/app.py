@@ -26,6 +26,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "run": ("tasks", "Run CMD as a background command with a durable trail, and wait for it."),
         "stop": ("control", "Ask jobs, and the jobs they started, to stop."),
         "serve": ("serve", "Serve the jobs to a browser and to programs, until Ctrl-C."),
+        "mcp": ("mcp", "Offer a session's tools to another program, over standard input and output."),
         "demo": ("demo", "See it work: run a few commands as jobs and show the commits they left."),
     },
     "Look": {

@@ -1,19 +1,17 @@
 """The tools of a session for any client of the Model Context Protocol, over stdio (extra `mcp`).
 
-    python -m openjobs.integrations.mcp --session my-project --shell
+    openjobs mcp --session my-project --shell
 
-A program that speaks the protocol starts this as its child and gives its model `agent`, `job_output`, `list_jobs`,
-`job_stop` (and `shell`, `await_tasks` where asked for). Which agents there are is in the home's `config.toml`. What has
-ended in the background is told with the answer to the next call.
+A program that speaks the protocol starts this command as its child and gives its model `agent`, `job_output`,
+`list_jobs`, `job_stop` (and `shell`, `await_tasks` where asked for). Which agents there are is in the home's
+`config.toml`. What has ended in the background is told with the answer to the next call.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,11 +24,9 @@ except ImportError as error:
     what = "openjobs.integrations.mcp needs mcp: pip install 'openjobs-git[mcp]'"
     raise ImportError(f"{what} ({error})") from error
 
-import click
-
 from .._version import __version__
 from ..errors import OpenJobsError, SessionExists
-from ..host.config import find_home, prepare_home
+from ..host.config import prepare_home
 from ..host.launcher import Interrupted, Launcher, Runtime
 from ..session.notices import text_of
 from ..tools import AgentTools
@@ -116,37 +112,25 @@ def _tools(
     )
 
 
-@click.command("openjobs.integrations.mcp")
-@click.option(
-    "--home", type=click.Path(path_type=Path), help="The home directory (default: OPENJOBS_HOME, or your own)."
-)
-@click.option(
-    "--session", "session_id", default="mcp", show_default=True, help="The session; made where it is missing."
-)
-@click.option(
-    "--agent", "agents", multiple=True, help="An agent that may be named; may be repeated. Default: all in config.toml."
-)
-@click.option("--shell", is_flag=True, help="Offer commands, too.")
-@click.option("--plan", is_flag=True, help="Offer await_tasks, too.")
-@click.option("--workers", type=click.IntRange(1, 1024), help="Jobs at a time.")
-def main(
-    home: Path | None, session_id: str, agents: tuple[str, ...], shell: bool, plan: bool, workers: int | None
-) -> None:
-    """Serve the tools of one session over standard input and output, until the input ends."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-    code = 0
+def serve(
+    home: Path,
+    session_id: str,
+    *,
+    agents: Sequence[str] = (),
+    shell: bool = False,
+    plan: bool = False,
+    workers: int | None = None,
+) -> int:
+    """Serve the tools of one session over standard input and output, until the input ends; the exit code.
+
+    Jobs that still run are cancelled, and written down, before this returns. Raises what `Launcher.open` raises.
+    """
     try:
         with Launcher() as launcher:
-            runtime = launcher.open(prepare_home(find_home(home)), workers=workers)
+            runtime = launcher.open(prepare_home(home), workers=workers)
             asyncio.run(_serve(_tools(launcher, runtime, session_id, agents, shell=shell, plan=plan)))
     except Interrupted as end:
-        code = 128 + end.signum
+        return 128 + end.signum
     except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
-    # Everything is closed; the library's thread that reads the input cannot be woken, and would keep the process.
-    sys.stderr.flush()
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    main()
+        return 128 + signal.SIGINT
+    return 0

@@ -269,9 +269,9 @@ def test_with_pydantic_ai(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_the_server_has_the_options_that_the_page_names() -> None:
     """What is written for another program's configuration works."""
-    from openjobs.integrations.mcp import main
+    from openjobs.cli.mcp import mcp_command
 
     part = PAGE.partition("## From another program, over MCP")[2].partition("\n## ")[0]
     named = set(re.findall(r"(?<![\w-])--[a-z]+", part))
     assert named == {"--session", "--shell", "--agent"}
-    assert named <= {flag for each in main.params for flag in each.opts}
+    assert named <= {flag for each in mcp_command.params for flag in each.opts}

@@ -129,7 +129,7 @@ class Server:
         home.mkdir(mode=0o700, exist_ok=True)
         (home / "config.toml").write_text(PROFILE)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "openjobs.integrations.mcp", "--home", str(home), "--session", "s1", *options],
+            [sys.executable, "-m", "openjobs", "mcp", "--home", str(home), "--session", "s1", *options],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

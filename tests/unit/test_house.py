@@ -20,7 +20,7 @@ FLOORS = [
     ["store"],
     ["processes", "agents", "runner"],
     ["host"],
-    ["aio", "tools", "server", "cli", "integrations"],
+    ["aio", "tools", "integrations", "server", "cli"],
     ["__main__"],
 ]
 ORDER = {room: place for place, room in enumerate(room for floor in FLOORS for room in floor)}
