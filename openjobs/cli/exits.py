@@ -1,4 +1,4 @@
-"""How a command ends: one number for scripts, one line for people. Source: issue 2, *Exit codes*."""
+"""How a command ends: one number for scripts, one line for people.."""
 
 from __future__ import annotations
 

@@ -244,6 +244,29 @@ def test_a_hand_over_that_did_not_happen_is_said_so(cli: Cli) -> None:
     assert cli.json_inside("list")["jobs"] == []
 
 
+# --- while it still starts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["openjobs.cli.app", "openjobs.errors", "click", "openjobs.cli.listing"])
+def test_who_interrupts_a_start_gets_one_word(cli: Cli, module: str) -> None:
+    """Most of a short command is imports; a Ctrl-C among them is no traceback."""
+    program = (
+        "import os, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}:\n"
+        "            sys.meta_path.remove(self)\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "from openjobs.cli import main\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "main(['list'])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=cli.env, timeout=BOUND_S, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
 # --- why something did not close ---------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Profiles: callables, built-ins and command templates (issue 2, *Profiles*; R10)."""
+"""Profiles: callables, built-ins and command templates (R10)."""
 
 from __future__ import annotations
 
