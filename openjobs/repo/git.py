@@ -100,6 +100,8 @@ class GitRepository:
         self._current: str | None = None
         self._retired: list[str] = []
         self._superseded: list[str] = []
+        #: there were many packs when we looked last
+        self._crowded = False
 
     @classmethod
     def create(
@@ -394,6 +396,8 @@ class GitRepository:
         self._objects.rolling = resumed.rolling
         self._current = resumed.name
         self._retired = list(resumed.superseded)
+        # Who seals a pack joins the sealed ones. Where that one is always killed, the next to come does it.
+        self._crowded = len(self._objects.packs()) >= maintain.CROWDED_PACKS
 
     def _load_index(self) -> None:
         seen = signature(self._index_path)
@@ -595,10 +599,13 @@ class GitRepository:
             rolling = self._objects.rolling
             # Large batches fill a pack in one or two: then a new one, which begins with whole blobs, comes later.
             enough = SEAL_COMMITS + 2 * len(draft.subjects)
-            if rolling is not None and (rolling.commits >= enough or rolling.size_bytes >= SEAL_BYTES):
+            sealed = rolling is not None and (rolling.commits >= enough or rolling.size_bytes >= SEAL_BYTES)
+            if sealed:
                 self._objects.rolling = RollingPack()
                 self._current = None
                 self._objects.forget_packs()
+            if sealed or self._crowded:
+                self._crowded = False
                 maintain.join_packs(
                     self._packs, self._objects, busy=self._busy_packs(), limit_bytes=maintain.BY_THE_WAY_BYTES
                 )

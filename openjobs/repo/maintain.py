@@ -38,6 +38,8 @@ _LARGEST_BYTES = 128 << 20
 BY_THE_WAY_BYTES = 16 << 20
 #: from so many packs on, the limit above gives way
 _MANY_PACKS = 45
+#: with so many packs joining is overdue
+CROWDED_PACKS = 24
 #: from this size on a reflog is cut to that: a few hundred moves of the branch
 _REFLOG_BYTES = 256 << 10
 _REFLOG_KEEP_BYTES = 128 << 10

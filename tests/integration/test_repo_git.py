@@ -180,6 +180,24 @@ def test_many_batches_stay_under_fifty_packs(repository: GitRepository) -> None:
     assert len(list(repository.log())) == 60 * 33 + 1
 
 
+def test_packs_that_nobody_lived_to_join_are_joined_by_the_next_to_come(
+    repository: GitRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each writer before was killed when it had sealed its pack."""
+    with monkeypatch.context() as killed:
+        killed.setattr("openjobs.repo.git.SEAL_COMMITS", 1)
+        killed.setattr("openjobs.repo.maintain.join_packs", lambda *args, **options: 0)
+        for number in range(120):
+            repository.transact([append(str(number))])
+        repository.close()
+    assert len(packs(repository)) >= 40
+    after = GitRepository(repository.path, Disk(durable=False))
+    after.transact([append("after")])
+    after.close()
+    assert len(packs(repository)) <= 12
+    healthy(repository)
+
+
 def test_the_rolling_pack_is_gone_on_with_after_a_restart(tmp_path: Path) -> None:
     """Processes that make one commit each leave one pack, not one per process."""
     GitRepository.create(tmp_path / "repo", Disk(durable=False), FILES).close()
