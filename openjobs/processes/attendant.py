@@ -8,6 +8,8 @@ at a time: take a piece of output, or record the end. However many tasks there a
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import queue
@@ -72,7 +74,6 @@ class Live:
         self.tail = tail
         #: the channel to its keeper; None for an adopted one, and once the keeper has left
         self.run = run
-        self.watched = False
         #: no keeper will ever write about it again
         self.abandoned = False
         #: what the keeper told us, for a disk that had no room for it
@@ -107,8 +108,8 @@ class Attendant:
     or until `close`; what a disk refuses is tried again with growing pauses.
 
     Assumptions: the worker holds its lease. Threads start with the first task.
-    What the lock protects: the table of tasks, `busy` and `again` of each, the list of open logs, the threads.
-    Nothing that can wait for a disk is done with it held.
+    What the lock protects: the table of tasks, `busy` and `again` of each, the list of open logs, the threads, the pipe
+    that wakes the first of them. Nothing that can wait for a disk is done with it held.
     """
 
     def __init__(
@@ -196,11 +197,13 @@ class Attendant:
         if threads:
             for _ in range(self._log_threads):
                 self._steps.put(None)
-            os.write(self._wake_writer, b"x")
+            self._wake()
             for thread in threads:
                 thread.join()
-            os.close(self._wake_reader)
-            os.close(self._wake_writer)
+            with self._lock:
+                os.close(self._wake_reader)
+                os.close(self._wake_writer)
+                self._wake_reader = self._wake_writer = -1
         lives, self._lives = list(self._lives.values()), {}
         for live in lives:
             try:
@@ -232,10 +235,14 @@ class Attendant:
     def _tell(self, call: Callable[[], None]) -> None:
         """Let the attendant do it."""
         self._news.put(call)
-        try:
-            os.write(self._wake_writer, b"x")
-        except OSError:
-            pass  # it is awake already, or closing
+        self._wake()
+
+    def _wake(self) -> None:
+        """With the lock, since a `close` meanwhile would leave us a number that may be another file's."""
+        with self._lock:
+            if self._wake_writer >= 0:
+                with contextlib.suppress(BlockingIOError):  # it is awake already
+                    os.write(self._wake_writer, b"x")
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as self._ready:
@@ -247,7 +254,7 @@ class Attendant:
                     if key.data is None:
                         _empty(self._wake_reader)
                     else:
-                        self._hear(key.data)
+                        self._contained(functools.partial(self._hear, key.data))
                 self._take_news()
                 now = time.monotonic()
                 self._look_by_the_clock(now)
@@ -264,17 +271,20 @@ class Attendant:
                 call = self._news.get_nowait()
             except queue.Empty:
                 return
-            try:
-                call()
-            except Exception:
-                log.exception("looking after a task failed")
+            self._contained(call)
+
+    def _contained(self, call: Callable[[], None]) -> None:
+        """One task's trouble is not that of all others."""
+        try:
+            call()
+        except Exception:
+            log.exception("looking after a task failed")
 
     def _watch(self, live: Live) -> None:
         """From now on, what happens to it is seen; what was asked of it before, too."""
         self._states.pop(live.session_id, None)
         if live.run is not None:
             self._ready.register(live.run, selectors.EVENT_READ, live)
-            live.watched = True
             live.run.want_output()
             self._hear(live)
         self._want(live)
@@ -282,8 +292,7 @@ class Attendant:
     def _hear(self, live: Live) -> None:
         """Its keeper said something."""
         run = live.run
-        if run is None:
-            return
+        assert run is not None
         run.pump()
         live.record, live.unrecorded = run.record, run.unrecorded
         if run.gone:
@@ -294,9 +303,7 @@ class Attendant:
 
     def _let_go(self, live: Live) -> None:
         if live.run is not None:
-            if live.watched:
-                self._ready.unregister(live.run)
-                live.watched = False
+            self._ready.unregister(live.run)
             live.run.close()
             live.run = None
 
@@ -420,8 +427,6 @@ class Attendant:
 
     def _step(self, live: Live) -> bool:
         """Take a piece of output, or the end. Whether there is more to do at once."""
-        if live.done.is_set():
-            return False
         if live.abandoned and not live.ended.is_set() and not self._bury(live):
             return False
         try:

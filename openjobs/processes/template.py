@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -21,7 +22,7 @@ from typing import Any
 
 import attrs
 
-from ..errors import Closed, ForkedProcess, InvalidInput, KeeperFailed, RunRefused
+from ..errors import Closed, Damaged, ForkedProcess, InvalidInput, KeeperFailed, RunRefused
 from . import layout
 from .identity import Identity, from_json
 from .rundir import ExitRecord, exit_record, read_exit
@@ -282,7 +283,8 @@ class Run:
                 self.gone = True
                 if self.record is None:
                     # Its last line may not have had room; the directory has it.
-                    self.record = read_exit(self.run_dir)
+                    with contextlib.suppress(Damaged):  # that is no word of its; who buries the run says so
+                        self.record = read_exit(self.run_dir)
                     self.recorded = self.record is not None
                 return
             *lines, self._buffer = (self._buffer + data).split(b"\n")

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openjobs.errors import Damaged, KeeperFailed, RunRefused
+from openjobs.errors import Bug, Damaged, InvalidInput, KeeperFailed, RunRefused
 from openjobs.processes import layout, rundir
 from openjobs.processes import template as template_module
 from openjobs.processes.command import run_command
@@ -31,9 +31,10 @@ from openjobs.processes.output import read_output
 from openjobs.processes.template import Run, Template
 from tests.support import eventually
 from tests.support.chaos import Chaos
-from tests.support.processes import RELAXED, faulty_template, marked, request, settle, traced
+from tests.support.processes import RELAXED, faulty_template, marked, request, settle, this_task, traced
 
 BOUND_S = 20.0
+hear = Run._hear
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and pidfd")
 
 
@@ -302,6 +303,138 @@ def test_a_system_without_pidfd_in_its_python_signals_nobody(
         patch.setattr(sys, "platform", "darwin")
         assert not system.send(real, signal.SIGKILL)
     assert sleeper.poll() is None
+
+
+# --- a run's directory ------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_is_none_has_no_keeper(tmp_path: Path) -> None:
+    """A file stands where the run's directory, or one above it, should be: nothing lives there, and nothing is read."""
+    (tmp_path / "file").write_text("x")
+    assert not rundir.keeper_lives(tmp_path / "file")
+    assert rundir.keeper_identity(tmp_path / "file") is None
+    assert rundir.read_exit(tmp_path / "file") is None
+
+
+@pytest.mark.parametrize("name", [layout.EXIT, layout.KEEPER])
+def test_a_link_in_place_of_a_record_is_damage(name: str, tmp_path: Path) -> None:
+    """Whatever it points to, it is no keeper's word."""
+    (tmp_path / "elsewhere").write_text("{}")
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Damaged, match=name):
+        (rundir.read_exit if name == layout.EXIT else rundir.keeper_identity)(tmp_path)
+
+
+def test_a_keeper_that_stays_is_waited_for_as_long_as_was_said(tmp_path: Path, template: Template) -> None:
+    """False while it goes on; True once it is gone."""
+    with template.start(tmp_path, request("exec sleep 300", grace_s=0.2)) as started:
+        started.go()
+        assert not rundir.wait_gone(tmp_path, timeout_s=0.05)
+        assert rundir.request_stop(tmp_path, disk=RELAXED, system=this_system())
+        assert rundir.wait_gone(tmp_path, timeout_s=BOUND_S)
+
+
+def test_a_lock_without_a_name_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody holds the keeper's lock and never says who it is: it is not waited for without end, and not told."""
+    pauses: list[float] = []
+    monkeypatch.setattr("openjobs.processes.rundir.time.sleep", pauses.append)
+    fd = os.open(tmp_path / layout.KEEPER, os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        assert not rundir.request_stop(tmp_path, disk=RELAXED, system=this_system())
+    finally:
+        os.close(fd)
+    assert 0.5 < sum(pauses) < 5
+    assert not (tmp_path / layout.STOP).exists()
+
+
+@pytest.mark.parametrize("why", ["no pidfd", "another has its pid"])
+def test_an_end_is_waited_for_without_a_descriptor_of_the_keeper(
+    why: str, tmp_path: Path, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system has none, or the pid may be another's by now, the directory is looked at instead."""
+
+    def unknown(pid: int, flags: int = 0) -> int:
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    class Forgetful(LinuxSystem):
+        def is_alive(self, identity: Identity) -> bool:
+            return False
+
+    system = Forgetful() if why == "another has its pid" else this_system()
+    command = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; exit 5"
+    with template.start(tmp_path, request(command)) as started:
+        started.go()
+        with monkeypatch.context() as patch:
+            if why == "no pidfd":
+                patch.setattr(os, "pidfd_open", unknown, raising=False)
+            assert rundir.wait_for_exit(tmp_path, timeout_s=0.05, system=system) is None
+            (tmp_path / "go").touch()
+            record = rundir.wait_for_exit(tmp_path, timeout_s=BOUND_S, system=system)
+    assert record is not None
+    assert record.exit_code == 5
+
+
+def test_a_run_without_a_keeper_is_not_waited_for(tmp_path: Path) -> None:
+    """Nobody will ever write a record, so the answer comes at once, however long one would wait."""
+    assert rundir.wait_for_exit(tmp_path, system=this_system()) is None
+
+
+# --- a command that is waited for --------------------------------------------------------------------------
+
+
+def test_a_command_whose_dead_keepers_lock_is_held_is_settled_once_it_is_free(
+    tmp_path: Path, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else buries it, or looks: that is waited for, and the command is lost, not forgotten."""
+    bury, looks = rundir.bury, [None, None]
+    monkeypatch.setattr(rundir, "bury", lambda *args, **more: looks.pop() if looks else bury(*args, **more))
+    end = run_command(
+        "exec sleep 300",
+        run_dir=tmp_path,
+        template=template,
+        disk=RELAXED,
+        task_id=this_task(),
+        on_started=lambda keeper, child: os.kill(keeper.pid, signal.SIGKILL),
+    )
+    assert (end.stopped_by, end.exit_code, end.error, looks) == ("lost", None, "the keeper was killed", [])
+    assert marked() == []
+
+
+def test_a_lock_that_is_never_given_back_is_said(
+    tmp_path: Path, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of ours holds a dead keeper's lock for long; who waits is told of it in the end."""
+    monkeypatch.setattr(rundir, "bury", lambda *args, **more: None)
+    monkeypatch.setattr("openjobs.processes.command.AFTER_KILL_S", 0.05)
+    with pytest.raises(Bug, match="lock is held"):
+        run_command(
+            "exec sleep 300",
+            run_dir=tmp_path,
+            template=template,
+            disk=RELAXED,
+            task_id=this_task(),
+            on_started=lambda keeper, child: os.kill(keeper.pid, signal.SIGKILL),
+        )
+    monkeypatch.undo()
+    assert settle(tmp_path).may_have_run
+    assert marked() == []
+
+
+def test_a_record_that_only_the_burial_finds_is_the_end(
+    tmp_path: Path, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper was killed right after it wrote its record, before it could say so: how it ended is known."""
+    monkeypatch.setattr(template_module, "read_exit", lambda path: None)
+    monkeypatch.setattr(Run, "_hear", lambda run, line: None if b'"ended"' in line else hear(run, line))
+    end = run_command("exit 6", run_dir=tmp_path, template=template, disk=RELAXED, task_id=this_task())
+    assert (end.stopped_by, end.exit_code) == ("exit", 6)
+
+
+def test_there_are_three_streams_and_no_other(tmp_path: Path) -> None:
+    """A name that is none of them is not a file to be read."""
+    with pytest.raises(InvalidInput, match="no stream"):
+        read_output(tmp_path, "../stdout")
 
 
 # --- the keeper dies, or its disk does -------------------------------------------------------------------

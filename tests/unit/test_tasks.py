@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import json
+import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openjobs.durable import Disk
-from openjobs.errors import Damaged, IdempotencyConflict, InvalidInput, InvalidTransition, UnknownTask
-from openjobs.processes.client import run_directory
+from openjobs.durable.lease import Lease
+from openjobs.errors import AmbiguousId, Damaged, IdempotencyConflict, InvalidInput, InvalidTransition, UnknownTask
+from openjobs.processes import layout, rundir
+from openjobs.processes.client import TaskClient, run_directory, task_entry
 from openjobs.processes.journal import TaskJournal
-from openjobs.processes.runs import remove_run
+from openjobs.processes.runs import incomplete_runs, owner_of, remove_run
 from openjobs.processes.task import Fact, Task, TaskStatus, after, digest_of, lost, may_follow, shown_command
 from tests.support import FakeClock
+from tests.support.processes import RELAXED
 
 KEEPER = {"pid": 4001, "start": 7, "boot": "b"}
 CHILD = {"pid": 4002, "start": 8, "boot": "b"}
@@ -338,3 +346,169 @@ def test_lost_is_an_end_of_its_own() -> None:
     task = after(None, intent | {"timeout_s": None, "output_limit_bytes": 1})
     task = after(task, {"fact": "ended", "task": "t", "at": intent["at"], "event_id": "e", **lost("nobody knows")})
     assert (task.status, task.exit_code, task.signal, task.stopped_by) == (TaskStatus.LOST, None, None, "lost")
+
+
+# --- looking after tasks without owning any ------------------------------------------------------------------
+
+IDS = ["ab" + character * 30 for character in "0123456"]
+
+
+@pytest.fixture
+def client(tmp_path: Path, clock: FakeClock) -> Iterator[TaskClient]:
+    """Of a home with one session, `s`."""
+    (tmp_path / "sessions" / "s").mkdir(parents=True)
+    (tmp_path / "index").mkdir()
+    with TaskClient(tmp_path, disk=RELAXED, clock=clock) as client:
+        yield client
+
+
+def known(client: TaskClient, task_id: str = IDS[0]) -> Task:
+    """A task that can be found, of a worker whose lease nobody holds."""
+    task, _ = begin(client.journal("s"), task_id)
+    client.index.add([task_entry(task)])
+    return task
+
+
+def test_a_beginning_of_several_ids_is_not_guessed(client: TaskClient) -> None:
+    """The ids that begin so are named, of many only some; what begins no id names what there is."""
+    for task_id in IDS:
+        known(client, task_id)
+    assert client.find(IDS[3][:3]).job_id == IDS[3]
+    with pytest.raises(AmbiguousId, match=f"{len(IDS)} task ids") as ambiguous:
+        client.find("ab")
+    assert len(ambiguous.value.candidates) == 5
+    assert set(ambiguous.value.candidates) < set(IDS)
+    for nonsense in ("", "../s", "cd"):
+        with pytest.raises(UnknownTask) as unknown:
+            client.find(nonsense)
+        assert set(unknown.value.candidates) < set(IDS)
+
+
+def test_a_hit_of_the_index_is_only_a_hint(client: TaskClient, tmp_path: Path) -> None:
+    """It is written before the intent; where that never came there is no such task."""
+    task = known(client)
+    (tmp_path / "elsewhere" / "index").mkdir(parents=True)
+    with TaskClient(tmp_path / "elsewhere", disk=RELAXED) as other:
+        other.index.add([task_entry(task)])
+        with pytest.raises(UnknownTask):
+            other.get(task.task_id)
+
+
+def test_few_journals_are_remembered_and_all_can_be_read(
+    client: TaskClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory does not grow with the number of sessions; a forgotten journal says the same when it is read again."""
+    monkeypatch.setattr("openjobs.processes.client._JOURNALS", 2)
+    sessions = ["s", "s2", "s3", "s4"]
+    for session_id in sessions:
+        (tmp_path / "sessions" / session_id).mkdir(exist_ok=True)
+        begin(client.journal(session_id), "t1", session_id)
+    first = client.journal("s4")
+    assert client.journal("s4") is first
+    assert [client.journal(session_id).get("t1").command for session_id in sessions] == sessions
+    assert len(client._journals) == 2
+
+
+def test_what_a_dead_worker_left_is_shown_without_being_recorded(client: TaskClient) -> None:
+    """No keeper and no record: lost, as far as anybody can see. A record that no keeper wrote says nothing, and the
+    task stays as its worker left it."""
+    task = known(client)
+    shown = client.get(task.task_id)
+    assert (shown.status, shown.event_id) == (TaskStatus.LOST, None)
+    assert "nobody has recorded" in shown.error
+    run_dir = client.run_dir(task)
+    run_dir.mkdir(parents=True)
+    (run_dir / layout.EXIT).write_text("not a record")
+    assert client.get(task.task_id) == task
+    assert client.journal("s").get(task.task_id) == task
+
+
+def test_who_waits_goes_when_he_is_told_to_or_has_waited_enough(client: TaskClient, tmp_path: Path) -> None:
+    """The task is returned as it stands; one that ends meanwhile ends the waiting."""
+    lease = Lease(tmp_path / "leases", "w1", RELAXED)
+    lease.acquire()
+    try:
+        task = known(client)
+        told = threading.Event()
+        told.set()
+        assert client.wait(task.task_id, stop=told) == task
+        assert client.wait(task.task_id, timeout_s=0.02) == task
+        record = functools.partial(client.journal("s").record, **FIELDS[Fact.ENDED])
+        ending = threading.Thread(target=record, args=(task.task_id, Fact.ENDED))
+        ending.start()
+        assert client.wait(task.task_id).status is TaskStatus.COMPLETED
+        ending.join()
+    finally:
+        lease.release()
+
+
+def test_an_end_is_consumed_once_and_only_once_it_is_recorded(client: TaskClient) -> None:
+    """Two who have seen the same end leave one fact; an end that nobody recorded has nothing to consume."""
+    task = known(client)
+    client.consume(client.get(task.task_id))
+    ended = client.journal("s").record(task.task_id, Fact.ENDED, **FIELDS[Fact.ENDED])
+    client.consume(ended)
+    client.consume(ended)
+    assert client.get(task.task_id).consumed
+    assert client.journal("s").path.read_bytes().count(b'"consumed"') == 1
+
+
+def test_a_stop_that_an_end_overtakes_changes_nothing(client: TaskClient) -> None:
+    """Who asks gets the task as it ended."""
+    task = known(client)
+    client.journal("s").record(task.task_id, Fact.ENDED, **FIELDS[Fact.ENDED])
+    asked = client.ask_to_stop(task, "too late", 1.0)
+    assert (asked.status, asked.stop_requested_at) == (TaskStatus.COMPLETED, None)
+
+
+# --- the runs of a session -----------------------------------------------------------------------------------
+
+
+def test_a_log_of_impossible_size_is_nothing_to_go_on_with(client: TaskClient) -> None:
+    """Its state is never longer than two slots; what is longer is not read, and a run without one has no owner."""
+    run_dir = client.run_dir(known(client))
+    run_dir.mkdir(parents=True)
+    assert incomplete_runs(client.home, "s") == []
+    assert owner_of(client.home, "s", run_dir.name) is None
+    with open(run_dir / "log.state", "wb") as file:
+        file.truncate(1 << 40)
+    assert incomplete_runs(client.home, "s") == []
+    assert incomplete_runs(client.home, "no-such-session") == []
+
+
+def test_gc_leaves_a_run_whose_keeper_lives(client: TaskClient) -> None:
+    """Whatever a journal says of it; once the keeper is gone the files go, and are counted."""
+    run_dir = client.run_dir(known(client))
+    run_dir.mkdir(parents=True)
+    (run_dir / layout.STDOUT).write_bytes(b"x" * 1000)
+    fd = os.open(run_dir / layout.KEEPER, os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        assert remove_run(client.home, "s", run_dir.name) == 0
+        assert (run_dir / layout.STDOUT).exists()
+    finally:
+        os.close(fd)
+    assert remove_run(client.home, "s", run_dir.name) == 1000
+    assert not run_dir.exists()
+    assert remove_run(client.home, "s", run_dir.name) == 0
+
+
+def test_gc_counts_what_it_found_and_not_what_went_meanwhile(
+    client: TaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another gc takes a file away between the list of them and the look at it."""
+    run_dir = client.run_dir(known(client))
+    run_dir.mkdir(parents=True)
+    for name in (layout.STDOUT, layout.STDERR):
+        (run_dir / name).write_bytes(b"x" * 1000)
+    look = Path.lstat
+
+    def late(path: Path) -> os.stat_result:
+        if path.name == layout.STDERR:
+            path.unlink()
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", late)
+    monkeypatch.setattr(rundir, "is_locked", lambda path: False)
+    assert remove_run(client.home, "s", run_dir.name) == 1000
+    assert not run_dir.exists()
