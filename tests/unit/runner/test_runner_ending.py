@@ -59,6 +59,21 @@ class Unspeakable(Exception):
             "errored",
             "TypeError: TurnResult.usage cannot be written as JSON: Type is not JSON serializable: object",
         ),
+        (
+            lambda request: TurnResult(error=ValueError("x")),
+            "errored",
+            "TypeError: TurnResult.error must be text or None, not ValueError",
+        ),
+        (
+            lambda request: TurnResult(head_id=7),
+            "errored",
+            "TypeError: TurnResult.head_id must be a message id or None, not int",
+        ),
+        (
+            lambda request: TurnResult(usage=["tokens", 3]),
+            "errored",
+            "TypeError: TurnResult.usage must be a mapping or None, not list",
+        ),
     ],
 )
 def test_returning_is_completed_and_everything_else_is_errored(
@@ -141,6 +156,18 @@ def test_partial_text_is_not_the_result_of_a_completed_job(runner: JobRunner, as
         return TurnResult()
 
     assert run(runner, ask(), outcome).result_text == ""
+
+
+@pytest.mark.parametrize("character", ["x", "é", "😀"])
+def test_partial_text_that_fits_to_the_byte_is_kept_whole(runner: JobRunner, ask: Ask, character: str) -> None:
+    """The bound is of bytes, not of characters."""
+    text = character * (PARTIAL_LIMIT_BYTES // len(character.encode()))
+
+    def outcome(request: TurnRequest) -> TurnResult:
+        request.partial(text)
+        raise RuntimeError
+
+    assert run(runner, ask(), outcome).result_text == text
 
 
 @pytest.mark.parametrize("character", ["x", "é", "😀"])
