@@ -3,7 +3,8 @@
     python -m tests.benchmarks.bench_limits [--quick] [--json FILE]
 
 The limits: a line appended to a file and `fdatasync`, and the bare system calls of the commit protocol with constant
-bytes of the same sizes. All are taken in turn, in short rounds.
+bytes of the same sizes. And whole jobs of one submitter in one batch each: nobody who waits until an end is in git can
+be quicker, even where a submit were answered before it is. All are taken in turn, in short rounds.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from openjobs.jobs import Completed, Queued, Started
 from openjobs.store import GitJobStore
 from tests.benchmarks import script
 from tests.benchmarks.bench_repo import Bare
-from tests.benchmarks.bench_store import SESSION, directory_bytes, filled, in_turn, load
+from tests.benchmarks.bench_store import RESULT, SESSION, directory_bytes, filled, in_turn, load, new_job
 
 SUBMITTERS = (1, 4, 16, 64)
+WHOLE = "whole jobs in one batch each, 1 submitter"
 _LINE = b"x" * 299 + b"\n"
 
 
@@ -50,6 +53,10 @@ def run(base: Path, quick: bool = False) -> dict[str, Any]:
         else:
             os.fsync(fd)
 
+    def whole_job() -> None:
+        end = Completed(event_id=store.new_id(), result_text=RESULT)
+        store.create(new_job(store, 0), Queued(runner_id="bench"), Started(run_id="run"), end, fresh_id=True)
+
     def transitions(threads: int) -> float:
         count, took = load(store, threads, seconds)
         return count * 4 / took
@@ -57,6 +64,7 @@ def run(base: Path, quick: bool = False) -> dict[str, Any]:
     measured: dict[str, Callable[[], float]] = {
         "append and fdatasync": lambda: per_second(append, seconds / 2),
         "bare system calls of a batch": lambda: per_second(bare.commit, seconds / 2),
+        WHOLE: lambda: per_second(whole_job, seconds / 2),
     }
     for threads in SUBMITTERS:
         name = f"transitions, {threads} submitter{'s' if threads > 1 else ''}"
@@ -64,6 +72,7 @@ def run(base: Path, quick: bool = False) -> dict[str, Any]:
     before = directory_bytes(base / "limits" / "sessions")
     figures = in_turn(rounds, **measured)
     made = sum(figures[name][r] * seconds for name in measured if name.startswith("transitions") for r in range(rounds))
+    made += 4 * sum(figures[WHOLE]) * seconds / 2
     grown = directory_bytes(base / "limits" / "sessions") - before
     store.close()
     os.close(fd)
