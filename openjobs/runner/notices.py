@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import Closed, ForkedProcess, InvalidTransition, OpenJobsError, UnknownJob
+from ..errors import Closed, ForkedProcess, InvalidInput, InvalidTransition, OpenJobsError, UnknownJob
 from ..ids import check_session_id, short
 from ..jobs import Job, NoticeStage
 from ..session import Documents, Node
@@ -61,6 +61,9 @@ class NoticeSubscription:
         #: touched by the notices' thread only: what it was called with, and what failed (when to try again, the pause)
         self.called: OrderedDict[str, None] = OrderedDict()
         self.failed: dict[str, tuple[Notice, float, float]] = {}
+        #: sessions whose pending ends are still to be read (None: all it is for), when, and the pause after that
+        self.unread: Sequence[str] | None = None
+        self.read_at, self.pause_s = 0.0, _PAUSES_S[0]
 
     def close(self) -> None:
         self._notices._unsubscribe(self)
@@ -327,10 +330,28 @@ class Notices:
                 self._replay(news)
 
     def _replay(self, subscription: NoticeSubscription) -> None:
+        """What was pending before it came. What cannot be read now is read after a pause."""
+        found: List = []
+        unread: list[str] = []
         try:
-            self._emit(self.pending(subscription.session_id), (subscription,))
-        except (OpenJobsError, OSError) as error:
-            log.warning("what is pending could not be read: %s", error)
+            if subscription.unread is None:
+                only = subscription.session_id
+                subscription.unread = self._store.sessions() if only is None else (only,)
+            for session_id in subscription.unread:
+                try:
+                    found += self.pending(session_id)
+                except (LookupError, InvalidInput, Closed):
+                    continue  # nothing will ever be read there
+                except (OpenJobsError, OSError) as error:
+                    log.warning("the notices of session %s cannot be read now: %s", session_id, error)
+                    unread.append(session_id)
+            subscription.unread = unread
+        except OSError as error:
+            log.warning("the sessions of the home cannot be listed now: %s", error)
+        if subscription.unread != []:
+            subscription.read_at = time.monotonic() + subscription.pause_s
+            subscription.pause_s = min(subscription.pause_s * 2, _PAUSES_S[1])
+        self._emit(sorted(found, key=lambda notice: notice.ended_at), (subscription,))
 
     def _look(self) -> None:
         """What other processes, and background commands, came to; and callbacks that failed."""
@@ -338,6 +359,8 @@ class Notices:
         for subscription in self._subscriptions:
             due = [notice for notice, when, _ in subscription.failed.values() if when <= now]
             self._emit(due, (subscription,))
+            if subscription.unread != [] and subscription.read_at <= now:
+                self._replay(subscription)
         active = self._active()
         self._states = {session_id: state for session_id, state in self._states.items() if session_id in active}
         for session_id in active:
@@ -347,8 +370,6 @@ class Notices:
                     continue
                 self._emit(self._recorded_in(session_id), self._subscriptions)
                 self._states[session_id] = state
-            except Closed:
-                return
             except LookupError:
                 continue
             except (OpenJobsError, OSError) as error:
@@ -527,6 +548,6 @@ def _is_asked_for(documents: Documents, notice: Notice, job_id: str | None) -> b
 
 def _is_so(documents: Documents, event_id: str | None, stage: NoticeStage, seen: frozenset[str]) -> bool:
     """Whether a message tells of it (delivered), or is answered as well (consumed)."""
-    if event_id is None:
-        return False
-    return event_id in seen if stage is NoticeStage.CONSUMED else documents.notice_of(event_id) is not None
+    if stage is NoticeStage.CONSUMED:
+        return event_id in seen
+    return event_id is not None and documents.notice_of(event_id) is not None

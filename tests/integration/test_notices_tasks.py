@@ -112,6 +112,23 @@ def test_who_read_a_commands_result_is_not_told(run: Run, notices: Notices, jour
     assert notices.deliver("s") is None
 
 
+def test_of_two_who_read_a_commands_result_one_was_first(
+    run: Run, notices: Notices, journal: TaskJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process consumes it between our look and our record: there is one fact, and it is the other's."""
+    task = run("true")
+    ours = notices._client().journal("s")
+    record = ours.record
+
+    def after_another(task_id: str, fact: Fact, **fields: Any) -> Task:
+        journal.record(task_id, fact, **fields)
+        return record(task_id, fact, **fields)
+
+    monkeypatch.setattr(ours, "record", after_another)
+    assert notices.consume(task.task_id[:12]) is False
+    assert journal.path.read_bytes().count(b'"consumed"') == 1
+
+
 def test_a_running_command_is_not_consumed(supervisor: ProcessSupervisor, notices: Notices) -> None:
     """Looking at what still runs takes no notice away."""
     task = supervisor.start("s", "sleep 30", env=ENV)

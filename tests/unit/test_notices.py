@@ -25,7 +25,9 @@ from openjobs.session import Node
 from openjobs.session.history import NOTICE, events_of
 from openjobs.session.notices import Notice, of_job, text_of
 from openjobs.store import JobStore, Session
+from openjobs.store.notices import pending_jobs
 from tests.support import FakeClock, eventually, git
+from tests.support.child import forked
 from tests.support.clock import START
 from tests.support.jobs import clean, job_for
 from tests.support.turns import Turns
@@ -55,6 +57,13 @@ def notices(store: JobStore) -> Iterator[Notices]:
 @pytest.fixture
 def session(store: JobStore) -> Session:
     return store.session("s1")
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks and pauses of a hundredth of a second."""
+    monkeypatch.setattr("openjobs.runner.notices._PAUSES_S", (0.01, 0.02))
+    monkeypatch.setattr("openjobs.runner.notices.LOOK_S", 0.01)
 
 
 def ended(store: JobStore, label: str = "probe", session_id: str = "s1", **fields: Any) -> Job:
@@ -459,12 +468,8 @@ def test_a_callback_comes_after_its_end_is_durable_and_may_take_its_time(store: 
         eventually(lambda: seen == ["completed"] * 3)
 
 
-def test_a_callback_that_raises_is_called_again(
-    store: JobStore, notices: Notices, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_callback_that_raises_is_called_again(store: JobStore, notices: Notices, hasty: None) -> None:
     """After a pause, until it returns; another listener does not notice."""
-    monkeypatch.setattr("openjobs.runner.notices._PAUSES_S", (0.01, 0.02))
-    monkeypatch.setattr("openjobs.runner.notices.LOOK_S", 0.01)
     calls: list[str] = []
     others: list[Notice] = []
 
@@ -514,6 +519,145 @@ def test_a_listener_may_come_and_go_from_its_own_callback(store: JobStore, notic
     later[0].close()
     # At least once: what ends while a subscription begins may be among what was pending then, too.
     assert heard == [first.event_id, *[second.event_id] * heard.count(second.event_id)]
+
+
+@pytest.mark.parametrize("whose", [None, "s1"])
+def test_what_is_pending_and_cannot_be_read_is_heard_once_it_can(
+    store: JobStore, notices: Notices, monkeypatch: pytest.MonkeyPatch, hasty: None, whose: str | None
+) -> None:
+    """A session is damaged, or its disk fails, when a listener comes: others are heard of at once, it as soon as it
+    can be read."""
+    store.create_session("s2")
+    late, other = ended(store, "late"), ended(store, "other", "s2")
+    real = store.documents
+    tries: list[str] = []
+
+    def documents(session_id: str) -> Any:
+        if session_id == "s1" and len(tries) < 3:
+            tries.append(session_id)
+            raise errors.Damaged("broken", path="jobs.json") if len(tries) < 2 else OSError(5, "the disk failed")
+        return real(session_id)
+
+    monkeypatch.setattr(store, "documents", documents)
+    heard: list[str] = []
+    with notices.subscribe(lambda notice: heard.append(notice.event_id), whose):
+        expected = [late.event_id] if whose else [other.event_id, late.event_id]
+        eventually(lambda: heard == expected)
+    assert len(tries) == 3
+
+
+def test_a_home_that_cannot_be_listed_is_listed_later(
+    store: JobStore, notices: Notices, monkeypatch: pytest.MonkeyPatch, hasty: None
+) -> None:
+    """The listener comes at that moment, and hears of everything after it."""
+    job = ended(store)
+    real, failures = store.sessions, [OSError(24, "too many open files")] * 2
+
+    def sessions() -> list[str]:
+        if failures:
+            raise failures.pop()
+        return real()
+
+    monkeypatch.setattr(store, "sessions", sessions)
+    heard: list[str] = []
+    with notices.subscribe(lambda notice: heard.append(notice.event_id)):
+        eventually(lambda: heard == [job.event_id])
+
+
+@pytest.mark.parametrize("session_id", ["nowhere", "../outside"])
+def test_a_listener_of_no_session_hears_nothing(
+    store: JobStore, notices: Notices, hasty: None, session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is read again and again for it, and nothing is complained of."""
+    with notices.subscribe(lambda notice: pytest.fail("there is no such session"), session_id) as subscription:
+        eventually(lambda: subscription.unread == [])
+    assert caplog.records == []
+
+
+def test_a_callback_that_failed_is_left_alone_for_its_pause(
+    store: JobStore, notices: Notices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same end comes by another way meanwhile: it is not called sooner, and other ends do not wait for it. Where
+    it returned it is not called again."""
+    monkeypatch.setattr("openjobs.runner.notices._PAUSES_S", (60.0, 60.0))
+    calls: list[str] = []
+
+    def callback(notice: Notice) -> None:
+        calls.append(notice.event_id)
+        if notice.label == "bad":
+            raise RuntimeError("not now")
+
+    with notices.subscribe(callback):
+        bad = ended(store, "bad")
+        notices.ended(bad)
+        notices.ended(bad)
+        good, last = ended(store, "good"), ended(store, "last")
+        for job in (good, good, last):
+            notices.ended(job)
+        eventually(lambda: calls[-1:] == [last.event_id])
+        assert calls == [bad.event_id, good.event_id, last.event_id]
+
+
+def test_a_listener_whose_end_fails_keeps_no_other_from_its_own(store: JobStore) -> None:
+    """Closing goes on: it is not the closer's fault."""
+    notices, over = Notices(store), threading.Event()
+
+    def broken() -> None:
+        raise RuntimeError("no end")
+
+    notices.subscribe(lambda notice: None, on_end=broken)
+    notices.subscribe(lambda notice: None, on_end=over.set)
+    notices.close()
+    assert over.is_set()
+    assert notices._thread is None
+
+
+def test_what_is_remembered_is_bounded_and_forgetting_costs_nothing(
+    store: JobStore, notices: Notices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every end is called for and can be acknowledged, long after it was forgotten; a session that cannot be read
+    hides no end of another."""
+    monkeypatch.setattr("openjobs.runner.notices._REMEMBERED", 2)
+    store.create_session("a-broken-one")
+    heard: list[str] = []
+    with notices.subscribe(lambda notice: heard.append(notice.event_id)) as subscription:
+        jobs = [ended(store, f"job {number}") for number in range(5)]
+        for job in jobs:
+            notices.ended(job)
+        eventually(lambda: set(heard) == {job.event_id for job in jobs})
+        eventually(lambda: len(subscription.called) == 2)
+    assert len(notices._known) == 2
+    pending = pending_jobs
+
+    def broken(store: JobStore, session_id: str, *stages: NoticeStage) -> Any:
+        if session_id == "a-broken-one":
+            raise errors.Damaged("broken", path="jobs.json")
+        return pending(store, session_id, *stages)
+
+    monkeypatch.setattr("openjobs.runner.notices.pending_jobs", broken)
+    assert notices.ack(str(jobs[0].event_id)) is True
+    assert stage_of(store, jobs[0]) is NoticeStage.CONSUMED
+    assert notices.ack(str(jobs[0].event_id)) is False
+
+
+def test_a_forked_child_takes_no_listener_and_closes_nobodys(store: JobStore, notices: Notices) -> None:
+    """The thread is the parent's, and so are its listeners."""
+    heard: list[str] = []
+
+    def child() -> str:
+        notices.close()
+        try:
+            notices.subscribe(lambda notice: None)
+        except errors.ForkedProcess:
+            return "refused"
+        return "taken"
+
+    with notices.subscribe(lambda notice: heard.append(notice.event_id)):
+        with forked(child) as process:
+            assert process.answer() == "refused"
+        job = ended(store)
+        notices.ended(job)
+        eventually(lambda: heard == [job.event_id])
 
 
 def test_an_asyncio_host_iterates(store: JobStore) -> None:
@@ -574,6 +718,44 @@ def a_notice(label: str = "probe", excerpt: str = "", number: int = 0, status: s
         id=f"{number:08x}-0000-4000-8000-000000000000", status=status, label=label, excerpt=excerpt,
         ended_at=START + timedelta(seconds=number), target_session_id="s1",
     )  # fmt: skip
+
+
+def test_a_session_in_which_nothing_happens_is_not_read_again(tmp_path: Path, hasty: None) -> None:
+    """While somebody works in it, it costs two stats a look; what happens in one that cannot be read now is heard once
+    it can be, and one that is gone is passed over."""
+    with GitJobStore(tmp_path / "home", durability="relaxed") as store:
+        for session_id in ("s1", "s2"):
+            store.create_session(session_id)
+            store.active.mark("somebody", session_id)
+        store.active.mark("somebody", "gone")
+        notices = Notices(store)
+        reads: list[str] = []
+        heads: list[str] = []
+        recorded_in, head = notices._recorded_in, store.head
+        failing = [errors.SessionBusy("not now")] * 3
+
+        def counted(session_id: str) -> list[Notice]:
+            reads.append(session_id)
+            if session_id == "s2" and failing:
+                raise failing.pop()
+            return recorded_in(session_id)
+
+        def look(session_id: str) -> Any:
+            heads.append(session_id)
+            return head(session_id)
+
+        notices._recorded_in = counted  # type: ignore[method-assign]
+        store.head = look  # type: ignore[method-assign]
+        heard: list[str] = []
+        with notices.subscribe(lambda notice: heard.append(notice.event_id)):
+            eventually(lambda: reads.count("s2") == 4)
+            before = len(heads)
+            eventually(lambda: len(heads) > before + 20)
+            assert (reads.count("s1"), reads.count("s2"), reads.count("gone")) == (1, 4, 0)
+            job = ended(store, "news", "s2")  # as by another process: nobody tells the thread
+            eventually(lambda: heard == [job.event_id])
+            assert reads.count("s1") == 1
+        notices.close()
 
 
 def test_the_text_of_one_end() -> None:
