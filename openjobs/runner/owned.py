@@ -97,8 +97,13 @@ class OwnedTasks(TasksOfJobs):
     def _look(self, job_id: str, looks: int) -> None:
         if not self.has_any(job_id):
             return
-        self.tasks.ask(job_id, ENDED)
-        if self.tasks.release(job_id) or looks <= 1:
+        try:
+            self.tasks.ask(job_id, ENDED)
+            if self.tasks.release(job_id):
+                return
+        except (OpenJobsError, OSError) as error:
+            log.warning("job %s: its background commands could not be ended yet: %s", job_id, error)
+        if looks <= 1:
             return
 
         def again() -> None:

@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 
 from openjobs import JobRunner, JobStatus, SpawnRequest, TurnRequest, TurnResult
-from openjobs.errors import ParentFinished, UnknownJob
-from openjobs.processes import ProcessSupervisor, Task, TaskStatus, this_system
+from openjobs.errors import Damaged, ParentFinished, StoreWriteFailed, UnknownJob
+from openjobs.jobs import Completed, Queued, Started
+from openjobs.processes import ProcessSupervisor, Task, TaskJournal, TaskStatus, this_system
+from openjobs.processes.owned import JobTasks
 from openjobs.processes.tree import TASK_VARIABLE
+from openjobs.runner.owned import LeftTasks
 from openjobs.store import GitJobStore
-from openjobs.store.presence import JOB_TASKS
+from openjobs.store.presence import JOB_TASKS, FileActive
 from tests.support import eventually
+from tests.support.jobs import job_for
 
 BOUND_S = 20.0
 ENV = {"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
@@ -238,6 +242,119 @@ def test_the_supervisor_that_the_runner_knew_may_be_gone(runner: JobRunner, stor
         assert runner.await_job(job_id, BOUND_S).status is JobStatus.CANCELLED
         assert second.get(turn.tasks[0].task_id).status is TaskStatus.CANCELLED
         gone(turn.tasks[0])
+
+
+# --- what a recovery and a runner's end cannot read --------------------------------------------------------
+
+
+def left_by_a_dead_runner(store: GitJobStore) -> tuple[str, Task]:
+    """A job that ended, and its command, which nobody ended: the runner died between the two."""
+    job = store.create(job_for(store, "s"), Queued(runner_id="dead"), Started())
+    assert store.home is not None
+    with ProcessSupervisor(store) as first:
+        task = first.start("s", TREE, env=ENV)  # of no job, so that this supervisor leaves it
+        journal = first.client.journal("s")
+        intent = next(iter(journal._ledger.read())).data
+    (store.session_dir("s") / "tasks.jsonl").unlink()
+    TaskJournal(store.session_dir("s"), "s", disk=store.disk)._ledger.append({**intent, "job": job.job_id})
+    FileActive(store.home, store.disk, JOB_TASKS).mark(job.job_id, "s")
+    store.apply(job.job_id, Completed(event_id="e", result_text="done"))
+    return job.job_id, task
+
+
+def test_a_recovery_ends_the_commands_of_jobs_that_had_ended(store: GitJobStore) -> None:
+    """Of that runner only; what belongs to a job whose session is gone is nobody's any more."""
+    job_id, task = left_by_a_dead_runner(store)
+    assert store.home is not None
+    FileActive(store.home, store.disk, JOB_TASKS).mark("00000000-0000-4000-8000-000000000001", "s")
+    left = LeftTasks(store)
+    assert left.of_runner("another")
+    assert marked(task)
+    assert left.of_runner("dead")
+    gone(task)
+    assert job_id not in marks(store)
+
+
+def test_commands_that_cannot_be_looked_for_are_left_to_the_next_recovery(
+    store: GitJobStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged journal: it is said, the job's mark stays, and so does what leads there."""
+    job_id, task = left_by_a_dead_runner(store)
+    path = store.session_dir("s") / "tasks.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(b"no record\n" + whole)
+    left = LeftTasks(store)
+    assert not left.of_runner("dead")
+    assert "could not be ended" in caplog.text
+    assert (marks(store), bool(marked(task))) == ([job_id], True)
+    path.write_bytes(whole)
+    assert LeftTasks(store).of_runner("dead")
+    gone(task)
+    assert marks(store) == []
+
+
+@pytest.mark.parametrize("way", ["returns", "is cancelled"])
+def test_commands_of_an_ended_job_are_ended_once_their_journal_can_be_read(
+    runner: JobRunner,
+    store: GitJobStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    way: str,
+) -> None:
+    """The job's own end does not wait for that; its commands do not go on for longer than they must."""
+    failing = threading.Event()
+    failing.set()
+    unfinished = JobTasks.unfinished
+
+    def unreadable(tasks: JobTasks, job_id: str) -> list[Task]:
+        if failing.is_set():
+            raise Damaged("broken", path="tasks.jsonl")
+        return unfinished(tasks, job_id)
+
+    monkeypatch.setattr(JobTasks, "unfinished", unreadable)
+    over = threading.Event()
+
+    def then(request: TurnRequest, cancel: threading.Event) -> TurnResult:
+        assert (over if way == "returns" else cancel).wait(BOUND_S)
+        return TurnResult(final_text="done")
+
+    with ProcessSupervisor(store) as supervisor:
+        turn = Turn(then=then)
+        job_id = begun(runner, supervisor, turn)
+        if way == "is cancelled":
+            runner.cancel(job_id)
+        over.set()
+        job = runner.await_job(job_id, BOUND_S)
+        assert (job.status.value, job.result_text) == ("completed" if way == "returns" else "cancelled", "done")
+        eventually(lambda: "could not be ended yet" in caplog.text)
+        (task,) = turn.tasks
+        assert marked(task)
+        failing.clear()
+        assert supervisor.wait(task.task_id, BOUND_S).status is TaskStatus.CANCELLED
+        gone(task)
+        eventually(lambda: not marks(store), BOUND_S)
+
+
+def test_marks_that_cannot_be_made_start_nothing(
+    store: GitJobStore, runner: JobRunner, supervisor: ProcessSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the mark nobody would find the command at the job's end."""
+
+    def full(*_: str) -> None:
+        raise OSError(28, "no space")
+
+    release = threading.Event()
+    job = runner.submit(
+        SpawnRequest(prompt="p", parent_session_id="s"),
+        sync_fn=lambda request, cancel: TurnResult(final_text=str(release.wait(BOUND_S))),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisor.job_tasks._marks, "mark", full)
+        with pytest.raises(StoreWriteFailed, match="nothing was started"):
+            supervisor.start("s", TREE, env=ENV, job_id=job.job_id)
+    assert supervisor.list("s") == []
+    release.set()
+    runner.await_job(job.job_id, BOUND_S)
 
 
 # --- starts that meet an end -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from openjobs import JobRunner, JobStatus, MockTaskStore, SpawnRequest, TurnResult, errors
 from openjobs.jobs import Cancelled, Completed, Errored, Job, Queued, Started
 from openjobs.runner import Ended, EndStep, JobClient
+from openjobs.runner.recovery import Recovery
 from openjobs.session import Node, cards
 from openjobs.store import Session
 from tests.support import FakeClock, eventually
@@ -257,6 +259,63 @@ def test_a_callers_session_that_is_gone_needs_no_card(
     store.mirror_later(store.get(job.job_id)).result()
 
 
+@pytest.mark.parametrize("error", [errors.SessionBusy("held"), ZeroDivisionError("a fault of ours")])
+def test_a_card_that_fails_again_and_again_is_complained_of_once(
+    store: MockTaskStore,
+    runner: JobRunner,
+    turns: Turns,
+    caller: Session,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    """Whatever the reason; a fault of ours is no reason to give up, and is said with its place."""
+    held = Held(store, error, monkeypatch)
+    turns.finish_at_once = True
+    job = runner.submit(ask())
+    assert runner.await_job(job.job_id).terminal
+
+    def tried(times: int) -> bool:
+        clock.advance(6)
+        return held.tries >= times
+
+    eventually(lambda: tried(5))
+    said = [record for record in caplog.records if "its card in session caller" in record.getMessage()]
+    assert [(record.levelname, record.exc_info is not None) for record in said] == [
+        ("WARNING", False) if isinstance(error, errors.SessionBusy) else ("ERROR", True)
+    ]
+    held.error = None
+    eventually(lambda: tried(held.tries) and runner.stats().cards_waiting == 0)
+    assert status_of(caller, job) == "completed"
+
+
+def test_a_card_that_fails_as_its_runner_closes_is_not_tried_again(
+    store: MockTaskStore, turns: Turns, monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    """Its write is under way when the runner closes, and fails after that: it is recovery's now."""
+    under_way: list[Future[bool]] = []
+
+    def mirror_later(job: Job) -> Future[bool]:
+        under_way.append(Future())
+        return under_way[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "mirror_later", mirror_later)
+        turns.finish_at_once = True
+        first = JobRunner(store, 1, turns)
+        job = first.submit(ask())
+        assert first.await_job(job.job_id).terminal
+        first.shutdown(timeout=0)
+        assert len(under_way) == 1
+        under_way[0].set_exception(errors.SessionBusy("held"))
+        clock.advance(60)
+        assert len(under_way) == 1
+    with JobRunner(store, 1, turns) as second:
+        assert status_of(store.session("caller"), job) == "completed"
+        assert second.recover() == []
+
+
 def test_what_a_closing_runner_cannot_write_is_left_to_recovery(
     store: MockTaskStore, turns: Turns, caller: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +391,106 @@ def test_who_meets_a_dead_runners_job_mends_its_card_too(store: MockTaskStore, c
     with JobClient(store) as client:
         assert client.get(job.job_id).status is JobStatus.ERRORED
     eventually(lambda: status_of(caller, job) == "errored")
+
+
+@pytest.fixture
+def dead(store: MockTaskStore) -> str:
+    """A runner that had worked in `target`, and is gone."""
+    lease = store.leases.acquire("dead")
+    store.active.mark("dead", "target")
+    lease.release()
+    return "dead"
+
+
+def finished(store: MockTaskStore, runner_id: str) -> Job:
+    """A job of another session's caller, whose card was never written."""
+    job = store.create(job_for(store, "target", caller_session_id="caller"), Queued(runner_id=runner_id), Started())
+    return store.apply(job.job_id, Completed(event_id=store.new_id(), result_text="done"))
+
+
+@pytest.mark.parametrize("error", [errors.SessionBusy("held"), OSError(28, "no space")])
+def test_a_card_that_a_recovery_cannot_write_is_left_to_the_next(
+    store: MockTaskStore, dead: str, caller: Session, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """The marker and the lease stay until it is written."""
+    job = finished(store, dead)
+    recovery = Recovery(store, store.new_id)
+    mirror = recovery.mirror
+    failed: Future[bool] = Future()
+    failed.set_exception(error)
+    recovery.mirror = lambda job: failed
+    assert recovery.run() == []
+    assert (store.active.sessions(dead), store.leases.dead()) == (["target"], [dead])
+    assert "could not be written" in caplog.text
+    recovery.mirror = mirror
+    assert recovery.run() == []
+    assert status_of(caller, job) == "completed"
+    assert (store.active.sessions(dead), store.leases.dead()) == ([], [])
+
+
+@pytest.mark.parametrize("when", ["before the look", "after it"])
+def test_a_recovery_writes_no_card_where_the_callers_session_is_gone(
+    store: MockTaskStore, dead: str, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Nothing is left to do, and nothing stays behind."""
+    job = finished(store, dead)
+    recovery = Recovery(store, store.new_id)
+    documents = store.documents
+    asked: list[str] = []
+
+    def gone(session_id: str) -> Any:
+        if session_id == "caller":
+            raise errors.UnknownSession(session_id)
+        return documents(session_id)
+
+    def mirror(job: Job) -> Future[bool]:
+        asked.append(job.job_id)
+        raise errors.UnknownSession("caller")
+
+    recovery.mirror = mirror
+    with monkeypatch.context() as patch:
+        if when == "before the look":
+            patch.setattr(store, "documents", gone)
+        assert recovery.run() == []
+    assert len(asked) == (when == "after it")
+    assert store.leases.dead() == []
+    store.mirror_later(job).result()
+
+
+def test_a_recovery_looks_only_after_cards_of_the_dead(
+    store: MockTaskStore, dead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A living runner's card is its own affair, also where it is behind; one that cannot be read is tried; what runs
+    has no end to show."""
+    held = store.leases.acquire("alive")
+    try:
+        behind = finished(store, "alive")
+        begun = store.create(job_for(store, "target", caller_session_id="caller"), Queued(runner_id="alive"))
+        jobs = [finished(store, dead), finished(store, dead)]
+        real = store.documents
+
+        def unreadable(session_id: str) -> Any:
+            if session_id == "caller":
+                raise errors.Damaged("broken", path="history.json")
+            return real(session_id)
+
+        recovery = Recovery(store, store.new_id)
+        asked: list[str] = []
+        mirror = recovery.mirror
+
+        def noted(job: Job) -> Future[bool]:
+            asked.append(job.job_id)
+            return mirror(job)
+
+        recovery.mirror = noted
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "documents", unreadable)
+            recovery.run()
+        assert sorted(asked) == sorted(job.job_id for job in jobs)
+        for job in (behind, begun):
+            store.mirror_later(job).result()
+    finally:
+        held.release()
 
 
 @pytest.mark.parametrize("fault", ["missing", "running", "ahead", "no row"])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from openjobs import Job, JobClient, JobRunner, JobStatus, MockTaskStore, SpawnRequest, errors
-from openjobs.jobs import CancelRequested, Queued, Started, request_digest
+from openjobs.jobs import CancelRequested, Errored, Queued, Started, request_digest
+from openjobs.runner.recovery import Recovery
 from tests.support import FakeClock, eventually
 from tests.support.turns import Ask, MakeRunner, Turns
 
@@ -113,6 +114,20 @@ def test_every_call_that_meets_a_dead_runners_job_ends_it(store: MockTaskStore, 
         else:
             assert getattr(client, call)(left.job_id).error == DIED
     assert store.get(left.job_id).error == DIED
+
+
+def test_of_two_recoveries_at_once_the_second_takes_the_firsts_end(store: MockTaskStore, dead: str) -> None:
+    """The job ends by another hand between the look and the end: there is one end, and it is told as it is."""
+    left = job_of(store, dead, Queued(), Started())
+    recovery = Recovery(store, store.new_id)
+
+    def be_first(job: Job) -> None:
+        store.apply(job.job_id, Errored(event_id="first", error="I was first"))
+
+    recovery.before_end.append(be_first)
+    (ended,) = recovery.run()
+    assert (ended.error, store.get(left.job_id).error) == ("I was first", "I was first")
+    assert [t.status.value for t in store.history(left.job_id)] == ["pending", "queued", "running", "errored"]
 
 
 def test_a_wait_ends_when_the_runner_dies(store: MockTaskStore, sid: str, clock: FakeClock) -> None:
