@@ -298,8 +298,8 @@ class ProcessSupervisor:
         }
         live = self._attendant.attend(task, abandoned=True, end=end)
         live.ended.wait(_RECOVER_S)
-        if task.job_id is not None:
-            self.job_tasks.release(task.job_id)
+        assert task.job_id is not None
+        self.job_tasks.release(task.job_id)
         return self.client.journal(task.session_id).get(task.task_id)
 
     # --- reading -----------------------------------------------------------------------------------

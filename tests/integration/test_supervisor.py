@@ -17,15 +17,28 @@ from typing import Any
 import attrs
 import pytest
 
-from openjobs.errors import Closed, ForkedProcess, IdempotencyConflict, InvalidInput, UnknownSession, UnknownTask
-from openjobs.processes import ProcessSupervisor, Task, TaskClient, TaskStatus, keeper_lives, this_system
+from openjobs.errors import (
+    Closed,
+    ForkedProcess,
+    IdempotencyConflict,
+    InvalidInput,
+    KeeperFailed,
+    SessionBusy,
+    StoreWriteFailed,
+    UnknownSession,
+    UnknownTask,
+)
+from openjobs.processes import Fact, ProcessSupervisor, Task, TaskClient, TaskStatus, keeper_lives, this_system
 from openjobs.processes.order import OrderEncoder
 from openjobs.processes.supervisor import MARKS
+from openjobs.processes.task import lost
 from openjobs.processes.tree import TASK_VARIABLE
 from openjobs.runlog import RunLogReader
+from openjobs.runlog.writer import RunLogWriter
 from openjobs.store import GitJobStore, MockTaskStore
 from tests.support import eventually
 from tests.support.chaos import Chaos
+from tests.support.child import forked
 from tests.support.jobs import job_for
 from tests.support.processes import Supervise
 
@@ -579,3 +592,255 @@ with TaskClient(Path({str(home)!r})) as client:
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     (home / "sessions" / "s" / "hidden").rename(home / "sessions" / "s" / "repo")
     assert said.stdout == "completed b'hi\\n'\n", said.stderr
+
+
+# --- what the disk refuses -------------------------------------------------------------------------------
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise OSError(28, "no space left on device")
+
+
+def test_a_start_that_cannot_be_marked_or_indexed_starts_nothing(
+    supervisor: ProcessSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes after us looks at the marks, and ids are found in the index: without either there is no task."""
+    for target, name, said in (
+        (supervisor._marks, "mark", "could not be marked"),
+        (supervisor.client.index, "add", "index of tasks"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, refuse)
+            with pytest.raises(StoreWriteFailed, match=said):
+                supervisor.start("s", "true", env=ENV)
+    assert supervisor.list("s") == []
+    assert run(supervisor, "exit 3").exit_code == 3
+
+
+def test_a_run_that_no_keeper_takes_has_failed(supervisor: ProcessSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The intent is written, and nothing ran: code 126, with the reason, and it will not be run later either."""
+
+    def refused(*_: Any) -> Any:
+        raise KeeperFailed("no keeper")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisor._template, "start", refused)
+        task = supervisor.start("s", "true", env=ENV, origin_tool_call_id="c")
+    assert (task.status, task.exit_code, task.stopped_by) == (TaskStatus.FAILED, 126, "not_started")
+    assert "no keeper" in task.error
+    assert supervisor.start("s", "true", env=ENV, origin_tool_call_id="c") == task
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_stop_that_no_disk_takes_reaches_what_is_ours(
+    mine: bool, supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only others need the record. Another worker's task cannot be asked for without one, and that is said."""
+    owner, other = supervise(), supervise()
+    asking = owner if mine else other
+    task = owner.start("s", "exec sleep 60", env=ENV)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise StoreWriteFailed("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asking.client, "request_stop", full)
+        if mine:
+            asking.stop(task.task_id, grace_s=1.0)
+            assert owner.wait(task.task_id, BOUND_S).status is TaskStatus.CANCELLED
+        else:
+            with pytest.raises(StoreWriteFailed):
+                asking.stop(task.task_id, grace_s=1.0)
+    assert owner.get(task.task_id).terminal == mine
+
+
+def test_a_close_ends_the_commands_of_jobs_without_any_record(
+    supervise: Supervise, store: GitJobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stop of a job's command cannot be written down, and the supervisor's own marks cannot be removed: the command
+    ends, and the close does."""
+    job = store.create(job_for(store, "s"))
+    first = supervise()
+    task = first.start("s", "exec sleep 60", env=ENV, job_id=job.job_id)
+    monkeypatch.setattr(first.client, "request_stop", refuse)
+    monkeypatch.setattr(first._marks, "clear", refuse)
+    first.close()
+    with TaskClient(first.client.home) as client:
+        assert client.get(task.task_id).status is TaskStatus.CANCELLED
+    eventually(lambda: not marked(task.task_id))
+    assert "its stop could not be recorded" in caplog.text
+    assert "could not be removed; the next one's recovery will" in caplog.text
+    assert supervise().recover() == []
+    assert not (first.client.home / MARKS / first.worker_id).exists()
+
+
+def test_a_session_that_cannot_be_recovered_now_is_left_for_the_next_time(
+    supervise: Supervise, store: GitJobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It hides no other session, and what leads there stays: the mark and the lease of the dead worker."""
+    store.create_session("t")
+    first = supervise()
+    here, there = first.start("s", "exec sleep 60", env=ENV), first.start("t", "exec sleep 60", env=ENV)
+    first.close()
+    second = supervise()
+    with monkeypatch.context() as patch:
+        patch.setattr(second.client.journal("s"), "unfinished", refuse)
+        second.recover()
+        assert f"tasks of session s, worker {first.worker_id[:8]}" in caplog.text
+        assert second.running == 1
+    assert store.leases.dead() == [first.worker_id]
+    second.recover()
+    assert {second.get(task.task_id).worker_id for task in (here, there)} == {second.worker_id}
+    assert store.leases.dead() == []
+
+
+def test_what_a_short_process_leaves_running_is_the_next_hosts(supervise: Supervise, store: GitJobStore) -> None:
+    """`adopt=False`: what runs is left, with the marks that lead there; what has ended is recorded."""
+    first = supervise()
+    running = first.start("s", "exec sleep 60", env=ENV)
+    ending = first.start("s", "sleep 0.2; exit 4", env=ENV)
+    first.close()
+    with TaskClient(first.client.home) as client:
+        eventually(lambda: not keeper_lives(client.run_dir(ending)))
+    short = supervise()
+    assert [task.task_id for task in short.recover(adopt=False)] == [ending.task_id]
+    assert short.running == 0
+    assert store.leases.dead() == [first.worker_id]
+    staying = supervise()
+    assert [task.task_id for task in staying.recover()] == [running.task_id]
+
+
+def test_a_stop_that_was_asked_for_while_nobody_looked_is_acted_on_by_who_adopts(supervise: Supervise) -> None:
+    """The request is in the journal; the keeper was never told."""
+    first = supervise()
+    task = first.start("s", "exec sleep 60", env=ENV)
+    first.close()
+    with TaskClient(first.client.home) as client:
+        client.request_stop(task.task_id, "while nobody looked", grace_s=1.0)
+    second = supervise()
+    second.recover()
+    ended = second.wait(task.task_id, BOUND_S)
+    assert (ended.status, ended.stop_reason) == (TaskStatus.CANCELLED, "while nobody looked")
+
+
+def test_no_end_is_shown_as_unrecorded_that_is_recorded(
+    supervisor: ProcessSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing for a task that runs, that is not ours, or that somebody else recorded meanwhile; while no disk takes the
+    record, the end as it is."""
+    task = supervisor.start("s", "while [ ! -e go ]; do sleep 0.02; done; exit 4", env=ENV)
+    assert supervisor.unrecorded_end("no-such-task") is None
+    assert supervisor.unrecorded_end(task.task_id) is None
+    journal = supervisor.client.journal("s")
+    record = journal.record
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "record", refuse)
+        (supervisor.client.home / "sessions" / "s" / "work" / "go").touch()
+        seen = eventually(lambda: supervisor.unrecorded_end(task.task_id))
+        assert seen is not None
+        assert (seen.exit_code, seen.event_id) == (4, None)
+        record(task.task_id, Fact.ENDED, event_id="another", **lost("another was first"))
+        assert supervisor.unrecorded_end(task.task_id) is None
+    assert supervisor.wait(task.task_id, BOUND_S).event_id == "another"
+    eventually(lambda: supervisor.running == 0)
+
+
+def test_a_forked_childs_close_ends_nothing(supervise: Supervise, store: GitJobStore) -> None:
+    """Not the commands of jobs, not the lease, not the template: they are the parent's."""
+    supervisor = supervise()
+    job = store.create(job_for(store, "s"))
+    task = supervisor.start("s", "exec sleep 60", env=ENV, job_id=job.job_id)
+
+    def close() -> str:
+        supervisor.close()
+        return "closed"
+
+    with forked(close) as child:
+        assert child.answer() == "closed"
+    assert supervisor.get(task.task_id).status is TaskStatus.RUNNING
+    assert store.leases.is_held(supervisor.worker_id)
+    assert run(supervisor, "exit 3").exit_code == 3
+    supervisor.stop_job(job.job_id)
+    ended = supervisor.wait(task.task_id, BOUND_S)
+    assert (ended.status, ended.stop_reason) == (TaskStatus.CANCELLED, "its job was asked to stop")
+
+
+def test_a_lease_that_a_dead_runner_shared_stays_until_its_jobs_are_recovered(
+    supervise: Supervise, store: GitJobStore
+) -> None:
+    """The supervisor takes its own marks away; the runner's lead to its lease."""
+    first = supervise()
+    first.start("s", "exec sleep 60", env=ENV)
+    first.close()
+    store.active.mark(first.worker_id, "s")
+    second = supervise()
+    second.recover()
+    assert not (second.client.home / MARKS / first.worker_id).exists()
+    assert store.leases.dead() == [first.worker_id]
+
+
+def test_the_log_of_a_jobs_own_run_is_no_tasks(supervise: Supervise, store: GitJobStore) -> None:
+    """It lies in the same folder, unfinished; a recovery of tasks leaves it to the runner's."""
+    first = supervise()
+    task = first.start("s", "exec sleep 60", env=ENV)
+    first.close()
+    directory = store.session_dir("s") / "runs" / "a-jobs-run"
+    directory.mkdir()
+    RunLogWriter(directory, task_id="a-job", run_id="a-jobs-run", disk=store.disk).close()
+    second = supervise()
+    assert [taken.task_id for taken in second.recover()] == [task.task_id]
+    state = RunLogReader(directory).state()
+    assert state is not None
+    assert state.completion is None
+
+
+def test_an_index_that_is_busy_says_so_itself(supervisor: ProcessSupervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused for a reason of its own keeps its type, and nothing is started."""
+
+    def busy(*_: Any) -> None:
+        raise SessionBusy("the index is being written")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisor.client.index, "add", busy)
+        with pytest.raises(SessionBusy):
+            supervisor.start("s", "true", env=ENV)
+    assert supervisor.list("s") == []
+
+
+def test_a_keeper_that_was_killed_before_it_said_anything_leaves_a_lost_task(
+    supervisor: ProcessSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was never told to go, or may have gone: nobody can know, and `start` says so."""
+    start = supervisor._template.start
+
+    def then_killed(*args: Any) -> Any:
+        started = start(*args)
+        this_system().send(started.keeper, signal.SIGKILL)
+        assert started.wait_gone(BOUND_S)
+        return started
+
+    monkeypatch.setattr(supervisor._template, "start", then_killed)
+    task = supervisor.start("s", "exec sleep 60", env=ENV)
+    assert (task.status, task.stopped_by) == (TaskStatus.LOST, "lost")
+    assert task.event_id
+    assert not marked(task.task_id)
+
+
+def test_a_start_that_failed_says_so_although_no_disk_takes_it(
+    supervisor: ProcessSupervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is shown as it is, without the id that a recorded one has, and is recorded once there is room."""
+
+    def refused(*_: Any) -> Any:
+        raise KeeperFailed("no keeper")
+
+    journal = supervisor.client.journal("s")
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisor._template, "start", refused)
+        patch.setattr(journal, "record", refuse)
+        task = supervisor.start("s", "true", env=ENV)
+        assert (task.status, task.exit_code, task.event_id) == (TaskStatus.FAILED, 126, None)
+    eventually(lambda: supervisor.running == 0)
+    recorded = supervisor.get(task.task_id)
+    assert (recorded.status, recorded.exit_code) == (TaskStatus.FAILED, 126)
+    assert recorded.event_id
