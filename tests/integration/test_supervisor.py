@@ -704,7 +704,7 @@ def test_what_a_short_process_leaves_running_is_the_next_hosts(supervise: Superv
         eventually(lambda: not keeper_lives(client.run_dir(ending)))
     short = supervise()
     assert [task.task_id for task in short.recover(adopt=False)] == [ending.task_id]
-    assert short.running == 0
+    eventually(lambda: short.running == 0)
     assert store.leases.dead() == [first.worker_id]
     staying = supervise()
     assert [task.task_id for task in staying.recover()] == [running.task_id]
