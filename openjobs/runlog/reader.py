@@ -193,15 +193,15 @@ class _Files:
 
     def look(self) -> Seen | None:
         """Raises `LogStateInvalid`, `NewerFormat`, `FileRefused`."""
-        for tries_left in reversed(range(_TRIES)):
+        for _ in range(_TRIES - 1):
             try:
                 return self._look()
             except OSError as error:
                 # The file was replaced between our finding and opening or reading it.
-                if error.errno not in (errno.ESTALE, errno.ENOENT) or not tries_left:
+                if error.errno not in (errno.ESTALE, errno.ENOENT):
                     raise
                 self._forget_sidecar()
-        return None
+        return self._look()
 
     def _look(self) -> Seen | None:
         path = self.directory.sidecar

@@ -43,6 +43,7 @@ _TEXT_MOST = 600
 _OFFSET_MOST = 2**62
 
 _PREFIX = re.compile(rb"openjobs-runlog ([1-9][0-9]{0,5}) ([1-9][0-9]{0,3}) ([0-9a-f]{8})\n")
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Stream(enum.StrEnum):
@@ -201,8 +202,8 @@ def decode_header(raw: bytes, path: Path) -> Header | None:
     if int(match[1]) != VERSION:
         raise NewerFormat(f"{path} was written by a newer version of openjobs; it was left as it was", path=str(path))
     try:
-        return _Fields(json.loads(text, object_pairs_hook=_no_key_twice)).header()
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return _Fields(json.loads(text, object_pairs_hook=_no_key_twice), "the state").header()
+    except (ValueError, TypeError, RecursionError) as error:
         raise invalid(path, f"its contents make no sense ({error})") from error
 
 
@@ -220,44 +221,55 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class _Fields:
     """An object of which every key must be taken, and no other be there."""
 
-    def __init__(self, document: Any) -> None:
+    def __init__(self, document: Any, what: str) -> None:
         if not isinstance(document, dict):
-            raise TypeError("not an object")
+            raise TypeError(f"{what} is no object")
         self._left = dict(document)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._left
+
+    def take(self, key: str) -> Any:
+        if key not in self._left:
+            raise ValueError(f"{key} is missing")
+        return self._left.pop(key)
+
     def number(self, key: str) -> int:
-        value = self._left.pop(key)
+        value = self.take(key)
         if type(value) is not int or not 0 <= value <= _OFFSET_MOST:
             raise ValueError(f"{key} is no length")
         return value
 
     def text(self, key: str) -> str:
-        value = self._left.pop(key)
+        value = self.take(key)
         if not isinstance(value, str):
             raise TypeError(f"{key} is no text")
         return check_text(value, key)
 
-    def inner(self, key: str) -> _Fields | None:
-        return _Fields(self._left.pop(key)) if key in self._left else None
+    def sha256(self, key: str) -> str:
+        value = self.text(key)
+        if not _SHA256.fullmatch(value):
+            raise ValueError(f"{key} is no SHA-256")
+        return value
+
+    def inner(self, key: str) -> _Fields:
+        return _Fields(self.take(key), key)
 
     def done(self) -> None:
         if self._left:
             raise ValueError(f"unknown: {', '.join(sorted(self._left))}")
 
     def header(self) -> Header:
-        inner = self.inner("committed")
-        if inner is None:
-            raise KeyError("committed")
-        committed = inner.state()
-        pending = self.inner("pending")
+        committed = self.inner("committed").state()
+        pending = self.inner("pending") if "pending" in self else None
         header = Header(
             task_id=self.text("task_id"),
             run_id=self.text("run_id"),
             generation=self.number("generation"),
             committed=committed,
-            after=pending.after() if pending else None,
+            after=pending.inner("after").state() if pending else None,
             pending_bytes=pending.number("bytes") if pending else 0,
-            pending_sha256=pending.text("sha256") if pending else "",
+            pending_sha256=pending.sha256("sha256") if pending else "",
         )
         if pending:
             pending.done()
@@ -266,22 +278,16 @@ class _Fields:
             check_step(committed, header.after, header.pending_bytes)
         return header
 
-    def after(self) -> LogState:
-        inner = self.inner("after")
-        if inner is None:
-            raise KeyError("after")
-        return inner.state()
-
     def state(self) -> LogState:
-        completion = self.inner("completion")
+        completion = self.inner("completion").completion() if "completion" in self else None
         state = LogState(
             stdout_bytes=self.number("stdout"),
             stderr_bytes=self.number("stderr"),
             log_bytes=self.number("log"),
-            source=self.text("source") if "source" in self._left else None,
-            completion=completion.completion() if completion else None,
+            source=self.text("source") if "source" in self else None,
+            completion=completion,
         )
-        if self._left.pop("accepted") is not state.accepted:
+        if self.take("accepted") is not state.accepted:
             raise ValueError("accepted without a source, or a source without acceptance")
         self.done()
         check_state(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,3 +54,10 @@ def pattern(length: int, seed: int = 0) -> bytes:
         have += len(part)
         number += 1
     return b"".join(parts)[:length]
+
+
+def state_record(text: bytes, version: bytes = b"1") -> bytes:
+    """The header of a run log's state around any JSON, with the right length and checksum."""
+    length = b"%d" % len(text)
+    crc = zlib.crc32(text, zlib.crc32(version + b" " + length))
+    return b"openjobs-runlog %b %b %08x\n%b" % (version, length, crc, text)

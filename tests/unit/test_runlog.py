@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 import threading
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,7 +44,7 @@ from openjobs.runlog.state import (
 from tests.support import FakeClock, eventually
 from tests.support.chaos import Chaos
 from tests.support.crash_states import RecordingDisk
-from tests.support.run_sources import IDENTITY, new_run, pattern
+from tests.support.run_sources import IDENTITY, new_run, pattern, state_record
 
 RAW = b"\0\xff\xfe invalid \xc3\x28 \x1b[31mred\x1b[0m \xe2\x82\xac no newline"
 
@@ -628,6 +627,28 @@ def test_a_log_that_its_state_does_not_fit_is_refused(run: Path, change: str) ->
     assert snapshot(run) == before
 
 
+def test_a_log_that_was_never_written_to_may_be_missing(run: Path) -> None:
+    """Its state says no byte and nothing pending: it begins. With either one it is gone, from its first byte on."""
+    with opened(run) as log:
+        log.accept(IDENTITY)
+    (run / "log").unlink()
+    with opened(run) as log:
+        assert log.state == LogState(source=IDENTITY)
+    put(run, Checkpoint(task_id="task-1", run_id="run-1", generation=0, committed=LogState()), b"")
+    (run / "log").unlink()
+    before = snapshot(run)
+    with pytest.raises(LogStateInvalid, match="it is gone, its state says 0 bytes") as caught:
+        opened(run)
+    assert (caught.value.offset, caught.value.path) == (0, str(run / "log"))
+    assert snapshot(run) == before
+
+
+def test_a_state_says_how_much_of_each_stream_it_has() -> None:
+    """`offset` is where that stream goes on."""
+    state = LogState(stdout_bytes=4, stderr_bytes=3, log_bytes=9, source=IDENTITY)
+    assert {stream: state.offset(stream) for stream in Stream} == {Stream.STDOUT: 4, Stream.STDERR: 3}
+
+
 def put(run: Path, checkpoint: Checkpoint, arrived: bytes) -> None:
     """A state with the pending append `0123456789`, of which the log has `arrived`."""
     pending = Pending(data=b"0123456789", after=LogState(log_bytes=10))
@@ -717,16 +738,6 @@ def test_every_truncation_of_a_single_record_is_refused(run: Path) -> None:
     assert (run / "log").read_bytes() == b"x"
 
 
-def _with_json(text: bytes, version: bytes = b"1") -> bytes:
-    length = b"%d" % len(text)
-    return b"openjobs-runlog %b %b %08x\n%b" % (
-        version,
-        length,
-        zlib.crc32(text, zlib.crc32(version + b" " + length)),
-        text,
-    )
-
-
 GOOD = (
     b'{"task_id":"task-1","run_id":"run-1","generation":0,"committed":{"stdout":0,"stderr":0,"log":0,"accepted":false}}'
 )
@@ -761,19 +772,19 @@ def test_a_state_that_no_writer_writes_is_refused(run: Path, old: bytes, new: by
     """Right checksum, wrong sense: types, ranges, doubled and unknown keys, contradictions."""
     opened(run).close()
     assert old in GOOD
-    (run / "log.state").write_bytes(_with_json(GOOD.replace(old, new, 1)))
+    (run / "log.state").write_bytes(state_record(GOOD.replace(old, new, 1)))
     before = snapshot(run)
     with pytest.raises(LogStateInvalid):
         opened(run)
     assert snapshot(run) == before
-    (run / "log.state").write_bytes(_with_json(GOOD))
+    (run / "log.state").write_bytes(state_record(GOOD))
     opened(run).close()
 
 
 def test_a_newer_version_is_refused_by_its_own_name(run: Path) -> None:
     """A state of a later format stops readers and writers, whatever else the file holds."""
     opened(run).close()
-    (run / "log.state").write_bytes(_with_json(GOOD, b"2"))
+    (run / "log.state").write_bytes(state_record(GOOD, b"2"))
     before = snapshot(run)
     for use in (lambda: opened(run), RunLogReader(run).read):
         with pytest.raises(NewerFormat):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openjobs.errors import InvalidInput, InvalidTransition
+from openjobs.errors import CancelledError, InvalidInput, InvalidTransition
 from openjobs.jobs import (
     EDGES,
     METADATA_LIMIT_BYTES,
@@ -28,6 +28,7 @@ from openjobs.jobs import (
     Queued,
     SpawnRequest,
     Started,
+    TurnRequest,
     check_metadata,
     noticed,
     request_digest,
@@ -260,7 +261,8 @@ def test_the_limits_are_what_the_pages_say() -> None:
 
 
 def test_a_request_is_the_same_by_what_it_asks_for() -> None:
-    """Each thing that is asked for makes another digest; the id, `cwd` and `env` do not, and neither does saying no."""
+    """Each thing that is asked for makes another digest; the id, `cwd` and `env` do not, and neither does saying no,
+    or saying the same in another order."""
     plain = SpawnRequest(prompt="p", parent_session_id="s")
     others = [
         attrs.evolve(plain, prompt="q"),
@@ -280,6 +282,10 @@ def test_a_request_is_the_same_by_what_it_asks_for() -> None:
     digests = {request_digest(request) for request in [plain, *others]}
     assert len(digests) == len(others) + 1
     assert {len(digest) for digest in digests} == {32}
+    one_order, other_order = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    assert request_digest(attrs.evolve(plain, metadata=one_order)) == request_digest(
+        attrs.evolve(plain, metadata=other_order)
+    )
     same = attrs.evolve(plain, job_id="x", cwd="/", env={"A": "b"}, notify=False, caller_msg_id=None)
     # It stands in the rows of old homes: a request that is made again there must find its job.
     assert request_digest(same) == request_digest(plain) == "331c3aa6c9347ffdb6508686d59faebc"
@@ -313,3 +319,22 @@ def test_who_may_see_a_job() -> None:
     assert [asked.owned_by(each) for each in (session, "c", "x")] == [True, True, False]
     assert [here.owned_by(each) for each in (session, "c")] == [True, False]
     assert (here.conversation_id, asked.conversation_id) == (session, "c")
+
+
+def test_a_turn_goes_on_until_it_is_asked_to_stop() -> None:
+    """`raise_if_cancelled` does nothing before the request, and raises `CancelledError` with the job's id after it."""
+    job = a_job(JobStatus.RUNNING)
+    turn = TurnRequest(
+        job=job,
+        session_id="s1",
+        prompt="p",
+        agent_id="main",
+        context_mode=job.context_mode,
+        parent_msg_id=None,
+        user_msg_id=None,
+        read_context=list,
+    )
+    turn.raise_if_cancelled()
+    turn.cancel_event.set()
+    with pytest.raises(CancelledError, match=job.job_id):
+        turn.raise_if_cancelled()
