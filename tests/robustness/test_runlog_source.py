@@ -65,6 +65,18 @@ def test_an_empty_run_is_drained_at_once(run: Path) -> None:
     assert host.asked == 2
 
 
+def test_a_finished_drain_asks_nobody_any_more(run: Path) -> None:
+    """Another step takes nothing, and another run gives the same end."""
+    host = RemoteHost(b"x")
+    with accepted(run) as log:
+        drain = Drain(log, host, identity=IDENTITY)
+        status = drain.run()
+        asked, reads = host.asked, list(host.reads)
+        assert not drain.step()
+        assert drain.run() is status
+    assert (host.asked, host.reads) == (asked, reads)
+
+
 def test_output_is_taken_while_the_run_goes_on(run: Path) -> None:
     """Bytes come as they are made; the drain ends only when the run has."""
     host = RemoteHost(b"first\n", ended=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import signal
 import threading
@@ -30,7 +32,8 @@ from openjobs.errors import (
     OpenJobsError,
     SourceMismatch,
 )
-from openjobs.runlog import Completion, Ending, LogState, RunLogReader, RunLogWriter, Stream, reader
+from openjobs.runlog import Completion, Ending, LogState, RunLogReader, RunLogWriter, Stream, binding, reader
+from openjobs.runlog.check import log_findings
 from openjobs.runlog.state import (
     HEADER_BYTES,
     PENDING_MOST_BYTES,
@@ -226,7 +229,8 @@ def test_a_completed_log_keeps_a_small_sidecar(run: Path) -> None:
 
 
 def test_a_closed_writer_and_a_forked_one_refuse(run: Path) -> None:
-    """After close, and in a child, nothing is written; the child does not keep the lock."""
+    """After close, and in a child, nothing is written; the child does not keep the lock, and its `close` waits for
+    nobody."""
     log = opened(run)
     log.append(b"x")
     read_end, write_end = os.pipe()
@@ -237,6 +241,7 @@ def test_a_closed_writer_and_a_forked_one_refuse(run: Path) -> None:
         log._turn.acquire()
         answer = b"wrote"
         try:
+            log.close()
             log.append(b"y")
         except ForkedProcess:
             answer = b"refused"
@@ -477,6 +482,64 @@ def test_a_follower_of_an_abandoned_log_says_so(run: Path) -> None:
     assert len(caught) == 1
 
 
+def test_a_follower_that_is_stopped_before_it_begins_gives_nothing(run: Path) -> None:
+    """`stop` counts from the start, also where there is something to give."""
+    stop = threading.Event()
+    with opened(run) as log:
+        log.append(b"x")
+    stop.set()
+    assert list(RunLogReader(run).follow(stop=stop)) == []
+
+
+def test_a_follower_asks_again_and_looks_once_more_before_it_gives_up(run: Path) -> None:
+    """A writer that lives is waited for, half a second at a time; one that completed the log while somebody asked
+    whether it lives did complete it."""
+    clock, found, asked = FakeClock(), [], []
+    log = opened(run)
+    log.accept(IDENTITY)
+    log.append_native(stdout=b"x")
+
+    def abandoned() -> bool:
+        asked.append(clock.monotonic())
+        if len(asked) < 3:
+            return False
+        log.append_native(stdout=b"y")
+        log.complete("completed")
+        log.close()
+        return True
+
+    thread = threading.Thread(
+        target=lambda: found.extend(RunLogReader(run, clock=clock).follow(abandoned=abandoned)),
+    )
+    thread.start()
+    began = clock.monotonic()
+    while thread.is_alive() and clock.monotonic() < began + 60:
+        with contextlib.suppress(AssertionError):
+            clock.until_waiting(timeout_s=0.1)
+        clock.advance(0.05)
+    thread.join(timeout=30)
+    assert found == [b"x", b"y"]
+    assert len(asked) == 3
+    assert all(later - earlier >= 0.5 for earlier, later in itertools.pairwise([began, *asked]))
+
+
+def test_a_state_or_a_log_that_is_gone_is_no_end(run: Path) -> None:
+    """What was there and is not any more is damage, for who reads and for who follows; what never was is not found."""
+    with opened(run) as log:
+        log.append(b"x")
+    follower = RunLogReader(run).follow()
+    assert next(follower) == b"x"
+    (run / "log.state").rename(run / "elsewhere")
+    with pytest.raises(LogStateInvalid, match=r"log\.state: it is gone"):
+        next(follower)
+    (run / "elsewhere").rename(run / "log.state")
+    (run / "log").unlink()
+    for use in (RunLogReader(run).read, lambda: next(RunLogReader(run).follow())):
+        with pytest.raises(LogStateInvalid, match="log: it is gone") as caught:
+            use()
+        assert caught.value.offset == 0
+
+
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.ENOENT])
 def test_a_reader_looks_again_where_the_state_was_replaced_under_it(
     run: Path, monkeypatch: pytest.MonkeyPatch, code: int
@@ -498,6 +561,21 @@ def test_a_reader_looks_again_where_the_state_was_replaced_under_it(
     left[0] = 10**6
     with pytest.raises(OSError, match="stale"):
         RunLogReader(run).read()
+
+
+def test_a_reader_says_at_once_what_is_no_replacement(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that cannot be read is asked once."""
+    opened(run).close()
+    asked = []
+
+    def broken(*args: object, **ids: object) -> object:
+        asked.append(args)
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(reader, "look", broken)
+    with pytest.raises(OSError, match="broken"):
+        RunLogReader(run).read()
+    assert len(asked) == 1
 
 
 def test_readers_never_see_half_a_publication(run: Path) -> None:
@@ -604,6 +682,105 @@ def test_a_file_put_in_place_of_an_open_one_is_noticed(run: Path, tmp_path: Path
         log.append(b"y")
     assert snapshot(run) == before
     log.close()
+
+
+def test_a_directory_put_in_place_while_it_was_opened_is_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was looked at is what must be opened."""
+    opened(run).close()
+    look = binding.check_directory
+
+    def then_exchanged(path: Path, found: os.stat_result) -> None:
+        look(path, found)
+        run.rename(tmp_path / "elsewhere")
+        new_run(tmp_path)
+
+    monkeypatch.setattr(binding, "check_directory", then_exchanged)
+    with pytest.raises(FileRefused, match="put in place"):
+        RunLogReader(run).read()
+    assert list(run.iterdir()) == []
+
+
+def test_a_link_put_in_place_of_the_log_while_it_is_opened_is_refused(run: Path) -> None:
+    """Between the look and the opening: nothing is written where the link leads."""
+
+    class Overtaken(Disk):
+        def open_append(self, path: str | os.PathLike[str], mode: int = 0o600) -> int:
+            (run / "log").symlink_to(run / "target")
+            return super().open_append(path, mode)
+
+    (run / "target").write_bytes(b"mine")
+    with pytest.raises(FileRefused, match="could not be opened"):
+        RunLogWriter(run, task_id="task-1", run_id="run-1", disk=Overtaken())
+    assert sorted(path.name for path in run.iterdir()) == ["log", "target"]
+    assert (run / "target").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("others", [b"x+", b""])
+def test_a_log_that_somebody_else_changes_under_its_writer_is_refused(run: Path, others: bytes) -> None:
+    """Longer or shorter than what this writer wrote: with its place, before anything is added."""
+    log = opened(run)
+    log.append(b"x")
+    (run / "log").write_bytes(others)
+    before = snapshot(run)
+    with pytest.raises(LogStateInvalid, match=f"it has {len(others)} bytes, its state says 1") as caught:
+        log.append(b"y")
+    assert caught.value.offset == 1
+    assert snapshot(run) == before
+    log.close()
+
+
+def test_a_check_finds_what_a_log_is_not(run: Path, tmp_path: Path) -> None:
+    """Nothing for a log as its state says, complete or not, begun or not; else the file and what is wrong with it."""
+
+    def found() -> list[tuple[str, str]]:
+        return list(log_findings(run, "run-1"))
+
+    assert list(log_findings(tmp_path / "missing", "run-1")) == []
+    assert found() == []
+    (run / "log").touch(0o600)
+    assert found() == []
+    (run / "log").write_bytes(b"x" * 2000)
+    assert found() == [("log", "has 2,000 bytes and no checkpoint: it can be read, and neither followed nor written")]
+    (run / "log").unlink()
+
+    log = opened(run)
+    (run / "log").rename(run / "elsewhere")
+    assert found() == []  # nothing was in it
+    (run / "elsewhere").rename(run / "log")
+    log.accept(IDENTITY)
+    log.append_native(stdout=b"out", stderr=b"err!")
+    assert found() == [
+        ("stdout", "has 0 bytes, the log took 3 of it"),
+        ("stderr", "has 0 bytes, the log took 4 of it"),
+    ]
+    for stream, data in ((Stream.STDOUT, b"out and more"), (Stream.STDERR, b"err!")):
+        (run / stream.value).write_bytes(data)
+        (run / stream.value).chmod(0o600)
+    assert found() == []
+    with (run / "log").open("ab") as file:
+        file.write(b"being appended")
+    assert found() == []  # a writer may be at it
+    os.truncate(run / "log", 7)
+    log.complete("completed")
+    log.close()
+    assert found() == []
+    os.truncate(run / "log", 8)
+    assert found() == [("log", "is complete with 7 bytes and has 8")]
+    os.truncate(run / "log", 6)
+    assert found() == [("log", "has 6 bytes, its state says 7")]
+    (run / "log").unlink()
+    assert found() == [("log", "has 0 bytes, its state says 7")]
+    assert [file for file, _ in log_findings(run, "run-2")] == ["log.state"]
+    (run / "log.state").write_bytes(b"")
+    ((file, what),) = found()
+    assert file == "log.state"
+    assert "no whole record" in what
+    run.chmod(0o777)
+    ((file, what),) = found()
+    assert file == ""
+    assert "refused" in what
 
 
 @pytest.mark.parametrize("change", ["longer", "shorter", "gone", "other bytes"])
