@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -13,7 +14,7 @@ def open_file(path: str) -> int:
     fd = os.open(path, _FLAGS)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise FileNotFoundError(f"{path} is no regular file")
+        raise FileNotFoundError(errno.ENOENT, "it is no regular file", path)
     return fd
 
 

@@ -783,6 +783,41 @@ def other_work_tree(repo: Path) -> None:
     git("config", "core.worktree", "/tmp", cwd=repo)
 
 
+def promised(repo: Path) -> None:
+    """A partial clone whose packs were all made here since."""
+    git("config", "remote.origin.promisor", "true", cwd=repo)
+
+
+def filtered(repo: Path) -> None:
+    git("config", "remote.origin.partialCloneFilter", "blob:none", cwd=repo)
+
+
+def split_index_to_come(repo: Path) -> None:
+    git("config", "core.splitIndex", "true", cwd=repo)
+
+
+def newer_format(repo: Path) -> None:
+    git("config", "core.repositoryFormatVersion", "2", cwd=repo)
+
+
+def broken_config(repo: Path) -> None:
+    (repo / ".git" / "config").write_text("[core\n\tbare = false\n")
+
+
+def linked_config(repo: Path) -> None:
+    (repo / ".git" / "config").rename(repo.parent / "config")
+    (repo / ".git" / "config").symlink_to(repo.parent / "config")
+
+
+def no_objects(repo: Path) -> None:
+    shutil.rmtree(repo / ".git" / "objects" / "pack")
+
+
+def file_for_directory(repo: Path) -> None:
+    shutil.rmtree(repo / ".git" / "logs")
+    (repo / ".git" / "logs").write_text("")
+
+
 def head_outside(repo: Path) -> None:
     (repo / ".git" / "HEAD").write_text("ref: refs/heads/../../../outside\n")
 
@@ -794,6 +829,8 @@ def no_repository(repo: Path) -> None:
 REFUSED = [
     *(detached, unborn, bare, linked, sha256, split_index, alternates, shallow, partial, linked_git_directory),
     *(linked_objects, reftable, unknown_extension, other_work_tree, head_outside, no_repository),
+    *(promised, filtered, split_index_to_come, newer_format, broken_config, linked_config, no_objects),
+    file_for_directory,
 ]
 
 
@@ -821,8 +858,12 @@ def test_any_other_kind_of_repository_is_refused(tmp_path: Path, kind: object) -
 
 
 def test_a_repository_that_git_made_is_accepted(tmp_path: Path) -> None:
-    """Plain, with a branch of any name, its refs packed, and a commit."""
+    """Plain, with a branch of any name, its refs packed, a remote, extensions that change nothing, and a commit."""
     git("init", "-q", "-b", "feature/x", tmp_path / "repo", cwd=tmp_path)
+    git("remote", "add", "origin", tmp_path / "nowhere", cwd=tmp_path / "repo")
+    git("config", "core.repositoryFormatVersion", "1", cwd=tmp_path / "repo")
+    for key, value in (("noop", "any"), ("preciousObjects", "true"), ("objectFormat", "sha1")):
+        git("config", f"extensions.{key}", value, cwd=tmp_path / "repo")
     (tmp_path / "repo" / "jobs.json").write_text("start\n")
     git("add", ".", cwd=tmp_path / "repo")
     git("commit", "-qm", "first", cwd=tmp_path / "repo")
