@@ -243,10 +243,15 @@ def test_many_short_commands_of_jobs_leave_nothing_behind(runner: JobRunner, sto
     def used() -> tuple[int, int]:
         return len(os.listdir("/dev/fd")), threading.active_count()
 
+    def few_more() -> bool:
+        # The pool may have needed fewer threads before; one left by each job would be twenty more with each batch.
+        files, threads = used()
+        return files <= before[0] + 4 and threads <= before[1] + runner.workers
+
     ended = batch(10)
     before = used()
     for _ in range(chaos.rounds(4, 100)):
         ended += batch(20)
-        eventually(lambda: used() == before, BOUND_S)
+        eventually(few_more, BOUND_S)
     assert {job.status for job in ended} == {JobStatus.COMPLETED}
     eventually(lambda: all(completion(store, job) == "completed" for job in ended), BOUND_S)
