@@ -597,6 +597,99 @@ def test_staged_work_of_a_person_is_left_alone(repository: GitRepository) -> Non
     assert (repository.path / "notes.md").read_text() == "3\n"
 
 
+def test_recovery_writes_back_only_what_is_ours(repository: GitRepository) -> None:
+    """After somebody was killed: our file that is gone is written again; a person's file that he removed, his link,
+    and a file of ours that he took out of the index by hand stay as he left them."""
+    repo = repository.path
+    (repo / "notes.md").write_text("a person's\n")
+    (repo / "link").symlink_to("notes.md")
+    git("add", ".", cwd=repo)
+    git("commit", "-qm", "notes", cwd=repo)
+    for name in ("notes.md", "link", "jobs.json"):
+        (repo / name).unlink()
+    (repo / "link").symlink_to("elsewhere")
+    repository.recover()
+    assert (repo / "jobs.json").read_bytes() == b"start\n"
+    assert git("status", "--porcelain", cwd=repo).splitlines() == [" M link", " D notes.md"]
+    assert os.readlink(repo / "link") == "elsewhere"
+
+
+def test_an_edit_of_a_file_that_was_to_go_is_kept(repository: GitRepository) -> None:
+    """A process died after it had put a file into index and work tree, before the branch had it; then somebody
+    edited that file. It leaves the index, as it is not in the newest commit, and the edit stays where it is."""
+    repo = repository.path
+    repository.transact([append("one", "extra")])
+    repository.transact([append("two")])
+    git("update-ref", "refs/heads/main", "HEAD~2", cwd=repo)
+    (repo / "extra").write_text("edited\n")
+    repository.recover()
+    assert (repo / "extra").read_text() == "edited\n"
+    assert (repo / "jobs.json").read_bytes() == b"start\n"
+    assert git("status", "--porcelain", cwd=repo).splitlines() == ["?? extra"]
+
+
+# --- views --------------------------------------------------------------------------------------------------
+
+
+def test_a_submodule_is_nothing_to_read(repository: GitRepository) -> None:
+    """Its commit is in another repository: `Damaged` with the path, never an empty file; what is below a file is
+    not there."""
+    head = git("rev-parse", "HEAD", cwd=repository.path)
+    git("update-index", "--add", "--cacheinfo", f"160000,{head},module", cwd=repository.path)
+    git("commit", "-qm", "a submodule", cwd=repository.path)
+    view = repository.view()
+    with pytest.raises(errors.Damaged, match="module cannot be read: it is a submodule") as raised:
+        view.read("module")
+    assert raised.value.path == "module"
+    assert view.version("module") == head
+    assert (view.read("jobs.json/below"), view.version("jobs.json/below"), view.names("jobs.json")) == (None, None, [])
+
+
+def test_a_directory_that_cannot_be_read_is_named(repository: GitRepository) -> None:
+    """Reading below it, its names, and the version of what is in it: `Damaged` with the path that was asked for."""
+    repository.transact([append("one", "jobs/00/0000.json")])
+    git("repack", "-adfq", cwd=repository.path)
+    below = git("rev-parse", "HEAD:jobs/00", cwd=repository.path)
+    objects = repository.path / ".git" / "objects"
+    for keep in (objects / "pack").glob("*.keep"):
+        keep.unlink()
+    repository.close()
+    shutil.copytree(objects / "pack", repository.path.parent / "packs")
+    for file in (objects / "pack").iterdir():
+        file.unlink()
+    for pack in (repository.path.parent / "packs").glob("*.pack"):
+        git("unpack-objects", "-q", cwd=repository.path, stdin=pack.read_bytes())
+    (objects / below[:2] / below[2:]).unlink()
+    view = GitRepository(repository.path, Disk(durable=False)).view()
+    assert view.read("jobs.json") == b"start\n"
+    for ask, path in (
+        (view.read, "jobs/00/0000.json"),
+        (view.version, "jobs/00/0000.json"),
+        (view.names, "jobs/00"),
+    ):
+        with pytest.raises(errors.Damaged, match=below) as raised:
+            ask(path)
+        assert raised.value.path == path
+    assert view.names("jobs") == ["00"]
+    assert view.version("jobs/00") == below
+
+
+def test_a_file_and_a_directory_cannot_share_a_name(repository: GitRepository) -> None:
+    """In one change or against what is there: refused as input, and nothing of that change is kept."""
+    head = repository.view().commit_id
+    cases: list[dict[str, bytes | None]] = [{"x": b"1", "x/y": b"2"}, {"x/y": b"2", "x": b"1"}, {"history": b"1"}]
+    for each in cases:
+
+        def change(view: View, each: dict[str, bytes | None] = each) -> Change:
+            return Change(files={**each, "beside": b"3"}, subject="both")
+
+        [outcome] = repository.transact([change])
+        assert isinstance(outcome.error, errors.InvalidInput)
+    assert repository.view().commit_id == head
+    healthy(repository)
+    assert repository.view().names("") == ["history", "jobs.json", "meta.json"]
+
+
 # --- locks ------------------------------------------------------------------------------------------------
 
 
