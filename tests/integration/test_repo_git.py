@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import multiprocessing
 import os
 import shutil
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from openjobs import errors
 from openjobs.durable import Disk, FileLock
 from openjobs.repo import Change, GitRepository, RepositoryBusy, Transaction, View
 from openjobs.repo.objects import ObjectStore, PackFile
-from openjobs.repo.scratch import Scratch
 from tests.support import git
 from tests.support.disks import FaultyDisk, RecordingDisk
 
@@ -743,71 +741,6 @@ def test_a_dead_lock_of_ours_is_removed(repository: GitRepository, lock: str, te
 
 
 # --- creating ---------------------------------------------------------------------------------------------
-
-
-class Interrupted(Disk):
-    """A disk on which `act` happens once, right after something whose name ends so was removed."""
-
-    def __init__(self, end: str, act: Callable[[], object]) -> None:
-        super().__init__(durable=False)
-        self._end, self._act = end, act
-
-    def unlink(self, path: str | os.PathLike[str]) -> None:
-        super().unlink(path)
-        if os.fspath(path).endswith(self._end):
-            self._end = "no such name"
-            self._act()
-
-
-@pytest.mark.parametrize("lock", ["index.lock", "refs/heads/main.lock"])
-def test_a_lock_that_is_taken_as_a_dead_one_goes_is_respected(repository: GitRepository, lock: str) -> None:
-    """Between the removal of ours and the new one another program was first: it keeps its lock, nothing is written."""
-    repository.close()
-    held = repository.path / ".git" / lock
-    held.touch(0o400)
-    other = GitRepository(repository.path, Interrupted(lock, lambda: held.write_text("another's")))
-    with pytest.raises(RepositoryBusy, match="another program"):
-        other.transact([append("one")])
-    assert held.read_text() == "another's"
-    held.unlink()
-    healthy(other)
-    other.transact([append("two")])
-    assert lines(other) == ["start", "two"]
-    healthy(other)
-    other.close()
-
-
-def test_a_half_written_file_of_a_dead_process_is_written_anew(tmp_path: Path) -> None:
-    """Temporary files have fixed names; one that a kill left holds nothing that the next can start from."""
-    scratch = Scratch(tmp_path, Disk(durable=False))
-    (tmp_path / "index").write_bytes(b"half of a longer text")
-    (tmp_path / "index").chmod(0o400)
-    assert Path(scratch.write("index", b"whole")).read_bytes() == b"whole"
-    assert stat.S_IMODE((tmp_path / "index").stat().st_mode) == 0o600
-
-
-def test_a_file_that_cannot_be_read_counts_as_edited(
-    repository: GitRepository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What cannot be compared is kept aside, as if a person had written it; recovery does the same."""
-    from openjobs.repo import worktree
-
-    repo = repository.path
-
-    def unreadable(path: str, limit: int | None = None) -> bytes:
-        raise OSError(errno.EIO, "Input/output error", path)
-
-    (repo / "jobs.json").write_text("who knows")
-    with monkeypatch.context() as patch:
-        patch.setattr(worktree, "read_file", unreadable)
-        repository.transact([append("one")])
-        assert repository.kept_aside == ("jobs.json.edited-1",)
-        os.utime(repo / "jobs.json", (1, 1))
-        repository.recover()
-    assert (repo / "jobs.json.edited-1").read_text() == "who knows"
-    assert (repo / "jobs.json").read_text() == "start\none\n"
-    repository.transact([append("two")])
-    assert (repo / "jobs.json").read_text() == "start\none\ntwo\n"
 
 
 def create_one(path: str, start: object, results: object) -> None:
