@@ -133,7 +133,7 @@ class GitRepository:
     def view(self, commit_id: str | None = None) -> View:
         self._open()
         if commit_id is not None:
-            return GitView(self._objects, commit_id, self._asked(commit_id).tree)
+            return GitView(self._objects, commit_id, self._commit(commit_id).tree)
         head = self._read_head()
         return GitView(self._objects, head.commit, head.tree)
 
@@ -143,7 +143,12 @@ class GitRepository:
 
     def _log(self, commit_id: str, paths: Sequence[str], *, asked: bool) -> Iterator[CommitInfo]:
         at: str | None = commit_id
-        commit = self._asked(commit_id) if asked else self._commit(commit_id)
+        try:
+            commit = self._commit(commit_id)
+        except Damaged as error:
+            if asked and "is missing" in str(error):
+                raise NotFound(f"there is no commit {commit_id}") from error
+            raise
         before = self._versions(at, commit, paths)
         while at is not None:
             parent = commit.parents[0] if commit.parents else None
@@ -160,15 +165,6 @@ class GitRepository:
             return [None] * len(paths)
         view = GitView(self._objects, commit_id, commit.tree)
         return [view.version(path) for path in paths]
-
-    def _asked(self, commit_id: str) -> Commit:
-        """As `_commit`, for an id that somebody gave: `NotFound` where there is no such object."""
-        try:
-            return self._commit(commit_id)
-        except Damaged as error:
-            if "is missing" in str(error):
-                raise NotFound(f"there is no commit {commit_id}") from error
-            raise
 
     def _commit(self, commit_id: str) -> Commit:
         try:

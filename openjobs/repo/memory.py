@@ -137,8 +137,6 @@ class MemoryRepository:
     def log(self, *, start: str | None = None, paths: Sequence[str] = ()) -> Iterator[CommitInfo]:
         with self._lock:
             commits, at = dict(self._commits), start or self._head
-        if start is not None and start not in commits:
-            raise NotFound(f"there is no commit {start}")
         while at is not None:
             commit = commits[at]
             parent = commit.info.parents[0] if commit.info.parents else None

@@ -275,32 +275,6 @@ def test_it_opens_again_after_close(repository: Repository) -> None:
     assert repository.view().read("a") == b"2"
 
 
-def test_what_is_no_id_is_no_commit(repository: Repository) -> None:
-    """Ids that nobody made, of any length, are not found, neither as a view nor in the log; none of them is damage."""
-    repository.transact([put(a=b"1")])
-    for commit_id in ("main", "ab", "0" * 40, "0" * 41, "0" * 64):
-        with pytest.raises(errors.NotFound):
-            repository.view(commit_id)
-        with pytest.raises(errors.NotFound):
-            list(repository.log(start=commit_id))
-
-
-def test_upkeep_has_an_end(repository: Repository) -> None:
-    """`step` says when nothing is left to do, in memory at once; what was committed is as before."""
-    repository.transact([put(a=b"1")])
-    head = repository.view().commit_id
-    maintenance = repository.maintenance()
-    for _ in range(100):
-        if not maintenance.step():
-            break
-    else:
-        raise AssertionError("the upkeep never ended")
-    maintenance.close()
-    maintenance.close()
-    assert repository.view().commit_id == head
-    assert repository.view().read("a") == b"1"
-
-
 def test_times_are_kept_to_the_second(repository: Repository) -> None:
     """git keeps whole seconds; zone and wall clock of the machine play no part."""
     when = NOW + timedelta(days=400)
