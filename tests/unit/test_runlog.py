@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import itertools
 import os
 import signal
 import threading
@@ -489,38 +487,6 @@ def test_a_follower_that_is_stopped_before_it_begins_gives_nothing(run: Path) ->
         log.append(b"x")
     stop.set()
     assert list(RunLogReader(run).follow(stop=stop)) == []
-
-
-def test_a_follower_asks_again_and_looks_once_more_before_it_gives_up(run: Path) -> None:
-    """A writer that lives is waited for, half a second at a time; one that completed the log while somebody asked
-    whether it lives did complete it."""
-    clock, found, asked = FakeClock(), [], []
-    log = opened(run)
-    log.accept(IDENTITY)
-    log.append_native(stdout=b"x")
-
-    def abandoned() -> bool:
-        asked.append(clock.monotonic())
-        if len(asked) < 3:
-            return False
-        log.append_native(stdout=b"y")
-        log.complete("completed")
-        log.close()
-        return True
-
-    thread = threading.Thread(
-        target=lambda: found.extend(RunLogReader(run, clock=clock).follow(abandoned=abandoned)),
-    )
-    thread.start()
-    began = clock.monotonic()
-    while thread.is_alive() and clock.monotonic() < began + 60:
-        with contextlib.suppress(AssertionError):
-            clock.until_waiting(timeout_s=0.1)
-        clock.advance(0.05)
-    thread.join(timeout=30)
-    assert found == [b"x", b"y"]
-    assert len(asked) == 3
-    assert all(later - earlier >= 0.5 for earlier, later in itertools.pairwise([began, *asked]))
 
 
 def test_a_state_or_a_log_that_is_gone_is_no_end(run: Path) -> None:
