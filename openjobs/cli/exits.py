@@ -1,4 +1,4 @@
-"""How a command ends: one number for scripts, one line for people.."""
+"""How a command ends: one number for scripts, one line for people."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ except ImportError as error:
 
 from .._version import __version__
 from ..errors import OpenJobsError, SessionExists
-from ..host.config import prepare_home
 from ..host.launcher import Interrupted, Launcher, Runtime
 from ..session.notices import text_of
 from ..tools import AgentTools
@@ -123,11 +122,12 @@ def serve(
 ) -> int:
     """Serve the tools of one session over standard input and output, until the input ends; the exit code.
 
-    Jobs that still run are cancelled, and written down, before this returns. Raises what `Launcher.open` raises.
+    `home` is one that `prepare_home` gave. Jobs that still run are cancelled, and written down, before this returns.
+    Raises what `Launcher.open` raises.
     """
     try:
         with Launcher() as launcher:
-            runtime = launcher.open(prepare_home(home), workers=workers)
+            runtime = launcher.open(home, workers=workers)
             asyncio.run(_serve(_tools(launcher, runtime, session_id, agents, shell=shell, plan=plan)))
     except Interrupted as end:
         return 128 + end.signum

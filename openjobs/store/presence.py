@@ -93,16 +93,17 @@ class FileActive:
         (1) we make it or find it, (2) they clear and `remove` it, (3) our file or its sync finds no folder: again.
         """
         folder = self._directory / runner_id
-        for last in (*[False] * (_MEETINGS - 1), True):
-            try:
-                self._disk.make_dirs(folder)
-                with contextlib.suppress(FileExistsError):
-                    os.close(self._disk.create(folder / session_id))
-                self._disk.sync_dir(folder)
+        for _ in range(_MEETINGS - 1):
+            with contextlib.suppress(FileNotFoundError):
+                self._make(folder, session_id)
                 return
-            except FileNotFoundError:
-                if last:
-                    raise
+        self._make(folder, session_id)
+
+    def _make(self, folder: Path, session_id: str) -> None:
+        self._disk.make_dirs(folder)
+        with contextlib.suppress(FileExistsError):
+            os.close(self._disk.create(folder / session_id))
+        self._disk.sync_dir(folder)
 
     def clear(self, runner_id: str, session_id: str) -> None:
         with contextlib.suppress(FileNotFoundError):
