@@ -1,8 +1,8 @@
 """Mutation testing of the transition table and of the run log's sidecar: `nox -s mutation`.
 
 A mutant is the module with one thing changed: a comparison, a constant, an `and`, a `not`, a condition, a raise. The
-tests of that module run on each in a fork; a mutant that no test notices survives and is printed. What is printed
-last is the share that was noticed.
+tests of that module run on each in a fork; a mutant that no test notices survives and is printed, and so is one whose
+tests did not end in time, which counts as noticed. What is printed last is the share that was noticed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-#: module -> the tests that must notice
+#: module -> the tests that must notice, the quickest first
 TARGETS = {
     "openjobs/jobs.py": ["tests/unit/test_transitions.py"],
-    "openjobs/runlog/state.py": ["tests/unit/test_runlog.py", "tests/unit/test_log_formats.py"],
-    "openjobs/runlog/sidecar.py": ["tests/unit/test_runlog.py", "tests/unit/test_log_formats.py"],
+    "openjobs/runlog/state.py": ["tests/unit/test_log_formats.py", "tests/unit/test_runlog.py"],
+    "openjobs/runlog/sidecar.py": ["tests/unit/test_log_formats.py", "tests/unit/test_runlog.py"],
 }
 _COMPARE = {
     ast.Eq: ast.NotEq,
@@ -39,7 +39,7 @@ _COMPARE = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
-_MOST_S = 60
+_MOST_S = 150
 
 
 def mutants(source: str) -> Iterator[tuple[str, str]]:
@@ -144,10 +144,10 @@ def main(*arguments: str) -> int:
             assert noticed(directory, TARGETS[module]) is None, f"the tests of {module} fail without a mutant"
             for what, text in made:
                 (directory / module).write_text(text)
-                if noticed(directory, TARGETS[module]) is None:
-                    print(f"{module}: survived: {what}", flush=True)
-                else:
-                    here += 1
+                why = noticed(directory, TARGETS[module])
+                here += why is not None
+                if why != "tests":
+                    print(f"{module}: {'survived' if why is None else 'ended by time'}: {what}", flush=True)
             (directory / module).write_text(source)
             print(f"{module}: {here} of {len(made)} noticed in {time.monotonic() - began:.0f} s", flush=True)
             killed, total = killed + here, total + len(made)

@@ -305,8 +305,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
     raw, data = encode(WHOLE)
     assert raw.rstrip(b"\n") == state_record(json.dumps(DOCUMENT, separators=(",", ":")).encode())
     assert (len(raw), data) == (4096, b"data")
-    header = decode_header(raw, HERE)
-    assert header == Header(
+    pending = Header(
         task_id="task-1",
         run_id="run-1",
         generation=6,
@@ -315,19 +314,13 @@ def test_a_state_is_read_as_it_was_written() -> None:
         pending_bytes=4,
         pending_sha256=DOCUMENT["pending"]["sha256"],
     )
+    header = decode_header(raw, HERE)
+    assert header == pending
     assert header.with_data(b"data") == WHOLE
     settled = attrs.evolve(WHOLE, committed=AFTER, pending=None)
     raw, data = encode(settled)
     header = decode_header(raw, HERE)
-    assert header == Header(
-        task_id="task-1",
-        run_id="run-1",
-        generation=6,
-        committed=AFTER,
-        after=None,
-        pending_bytes=0,
-        pending_sha256="",
-    )
+    assert header == attrs.evolve(pending, committed=AFTER, after=None, pending_bytes=0, pending_sha256="")
     assert data == b""
     assert header.with_data(b"") == settled
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import threading
@@ -487,6 +488,40 @@ def test_a_follower_that_is_stopped_before_it_begins_gives_nothing(run: Path) ->
         log.append(b"x")
     stop.set()
     assert list(RunLogReader(run).follow(stop=stop)) == []
+
+
+def test_a_follower_asks_again_and_looks_once_more_before_it_gives_up(run: Path) -> None:
+    """A writer that lives is waited for, half a second at a time; one that completed the log while somebody asked
+    whether it lives did complete it."""
+    asked: list[float] = []
+
+    class Passing(FakeClock):
+        """Time passes by waiting, and only so."""
+
+        def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
+            assert timeout_s
+            assert self.monotonic() < began + 60
+            self.advance(timeout_s)
+            return event.is_set()
+
+    clock = Passing()
+    began = clock.monotonic()
+    log = opened(run)
+    log.accept(IDENTITY)
+    log.append_native(stdout=b"x")
+
+    def abandoned() -> bool:
+        asked.append(clock.monotonic())
+        if len(asked) < 3:
+            return False
+        log.append_native(stdout=b"y")
+        log.complete("completed")
+        log.close()
+        return True
+
+    assert list(RunLogReader(run, clock=clock).follow(abandoned=abandoned)) == [b"x", b"y"]
+    assert len(asked) == 3
+    assert all(later - earlier >= 0.5 for earlier, later in itertools.pairwise([began, *asked]))
 
 
 def test_a_state_or_a_log_that_is_gone_is_no_end(run: Path) -> None:
