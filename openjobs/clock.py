@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Protocol
 
 
@@ -55,6 +56,7 @@ def in_milliseconds(when: datetime) -> datetime:
     return when.replace(microsecond=when.microsecond // 1000 * 1000)
 
 
+@lru_cache(maxsize=1024)  # a job's times are written again with each of its commits
 def to_text(when: datetime) -> str:
     """ISO-8601, UTC, three decimals, `Z`: the one form in which times are stored."""
     if when.tzinfo is not UTC:

@@ -60,7 +60,12 @@ class Disk:
 
     def write(self, fd: int, data: Buffers) -> int:
         """Write all of `data` at the descriptor's place; the number of bytes. A short write is continued."""
-        buffers = [data] if isinstance(data, bytes | bytearray | memoryview) else data
+        if isinstance(data, bytes):
+            written = os.write(fd, data)
+            if written == len(data):
+                return written
+            return written + self.write(fd, memoryview(data)[written:])
+        buffers = [data] if isinstance(data, bytearray | memoryview) else data
         # Counted in bytes whatever the items are; empty ones would never be "written".
         views = deque(view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view)
         total = 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
+from functools import lru_cache
 
 SUBJECT_LIMIT_CHARS = 160
 
 
+@lru_cache(maxsize=1024)  # ids, states and a job's subject come again with each of its commits
 def clean_line(text: str) -> str:
     """`text` as one printable line: control and format characters become a space, lone surrogates `?`."""
     if text.isprintable():  # the usual case: nothing to replace

@@ -29,6 +29,7 @@ from .packs import (
     IDX_NAMES_AT,
     KINDS,
     MAX_OBJECT_BYTES,
+    MIN_DELTA_BYTES,
     TREE,
     Entry,
     RollingPack,
@@ -407,11 +408,12 @@ class ObjectStore:
         if sha == base:
             return sha
         with self._lock:
-            assert self.rolling is not None
-            if base is not None and base in self.rolling:
-                self.rolling.add(kind, sha, data, base, self._read(base, 0)[1])
+            rolling = self.rolling
+            assert rolling is not None
+            if base is not None and len(data) >= MIN_DELTA_BYTES and base in rolling:
+                rolling.add(kind, sha, data, base, self._read(base, 0)[1])
             else:
-                self.rolling.add(kind, sha, data)
+                rolling.add(kind, sha, data)
             self._remember(sha, (kind, data))
         return sha
 
@@ -427,7 +429,8 @@ class ObjectStore:
             return
         self._cache[sha] = found
         self._cached_bytes += size + 200
-        self._shrink(_CACHE_BYTES)
+        if self._cached_bytes > _CACHE_BYTES:
+            self._shrink(_CACHE_BYTES)
 
     def _shrink(self, limit_bytes: int) -> None:
         while self._cached_bytes > limit_bytes:

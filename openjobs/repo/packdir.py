@@ -130,10 +130,12 @@ class PackDirectory:
     def remove(self, name: str) -> None:
         """Raises OSError; what is left then is removed by the next `mend`."""
         # git keeps a table over all packs where it was told to; one that names a pack that is gone
-        # only costs git warnings, so it goes first, as `git repack` does it.
-        for file in ("multi-pack-index", f"{name}.idx", f"{name}.pack", f"{name}.keep"):
+        # only costs git warnings, so it goes first, as `git repack` does it. A look is cheaper than the attempt.
+        files = [f"{self.path}/{name}.idx", f"{self.path}/{name}.pack", f"{self.path}/{name}.keep"]
+        table = f"{self.path}/multi-pack-index"
+        for file in [table, *files] if os.path.lexists(table) else files:
             with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(f"{self.path}/{file}")
+                self._disk.unlink(file)
 
     def clear(self) -> None:
         """Remove temporary files that a failure or a kill has left. Raises OSError."""

@@ -44,7 +44,7 @@ _BLOCK = 16 << 10
 _ZLIB_LEVEL = 1
 _SMALL_BYTES = 4096
 #: what is not larger is stored as it is
-_TINY_BYTES = 512
+_TINY_BYTES = 1024
 _STORED = struct.Struct("<BHH")
 _COPY = struct.Struct("<BIH")
 
@@ -103,8 +103,12 @@ def common_suffix(one: bytes, other: bytes, limit: int) -> int:
     return low
 
 
-#: a changed region above this is looked at line by line: two rows far apart changed
+#: a changed region above this is looked at field by field (a row of which some fields changed), and above
+#: the second line by line (two rows far apart)
+_BY_FIELDS_BYTES = 100
 _BY_LINES_BYTES = 1500
+
+Regions = list[tuple[int, int] | bytes]
 
 
 def make_delta(old: bytes, new: bytes) -> bytes:
@@ -113,33 +117,62 @@ def make_delta(old: bytes, new: bytes) -> bytes:
     A row replaced in a page or lines appended to a segment is one region between an equal beginning
     and an equal end, which is found in microseconds; a general differ is not needed.
     """
-    head = common_prefix(old, new)
-    tail = common_suffix(old, new, min(len(old), len(new)) - head)
-    middle = new[head : len(new) - tail]
-    if len(middle) > _BY_LINES_BYTES and len(old) - head - tail > 0:
-        changed = _by_lines(old[head : len(old) - tail], head, middle)
-        return encode_delta(len(old), len(new), [(0, head), *changed, (len(old) - tail, tail)])
-    # The usual case, a tenth of a commit's time if it went through the general one.
-    parts = [_varint(len(old)), _varint(len(new))]
-    parts += [_instruction(region) for region in ((0, head), middle, (len(old) - tail, tail)) if region[-1:] != (0,)]
-    return b"".join(parts)
+    old_bytes, new_bytes = len(old), len(new)
+    head = old_bytes if new.startswith(old) else common_prefix(old, new)
+    tail = common_suffix(old, new, min(old_bytes, new_bytes) - head)
+    middle = new[head : new_bytes - tail]
+    regions: Regions = [middle]
+    if len(middle) > _BY_FIELDS_BYTES and old_bytes - head - tail > 0:
+        before = old[head : old_bytes - tail]
+        if len(middle) > _BY_LINES_BYTES:
+            regions = _by_pieces(before.splitlines(keepends=True), head, middle.splitlines(keepends=True))
+        elif b"\0" not in before and b"\0" not in middle:
+            regions = _by_pieces(_fields(before), head, _fields(middle))
+    instructions = [_varint(old_bytes), _varint(new_bytes)]
+    if head:
+        instructions.append(_instruction((0, head)))
+    instructions += map(_instruction, regions)
+    if tail:
+        instructions.append(_instruction((old_bytes - tail, tail)))
+    return b"".join(instructions)
+
+
+def _fields(row: bytes) -> list[bytes]:
+    """A row in pieces that begin where a field does; joined they are the row. Assumption: no zero byte in it."""
+    return row.replace(b',"', b'\0,"').split(b"\0")
+
+
+def _by_pieces(old: list[bytes], at: int, new: list[bytes]) -> Regions:
+    """What of `new` is copied from `old`, which begins at `at`; neighbours as one region."""
+    where = dict(zip(old, itertools.accumulate(map(len, old), initial=at), strict=False))
+    regions: Regions = []
+    fresh: list[bytes] = []
+    begin = end = 0
+    for piece in new:
+        found = where.get(piece, -1)
+        if found >= 0 and found == end and begin < end:
+            end += len(piece)
+            continue
+        if begin < end:
+            regions.append((begin, end - begin))
+            begin = end = 0
+        if found < 0 or len(piece) < _COPY.size:
+            fresh.append(piece)
+            continue
+        if fresh:
+            regions.append(b"".join(fresh))
+            fresh = []
+        begin, end = found, found + len(piece)
+    if begin < end:
+        regions.append((begin, end - begin))
+    if fresh:
+        regions.append(b"".join(fresh))
+    return regions
 
 
 def encode_delta(old_bytes: int, new_bytes: int, regions: Iterable[tuple[int, int] | bytes]) -> bytes:
     """A delta from its regions: a place and a size in the old text, or new bytes."""
     return _varint(old_bytes) + _varint(new_bytes) + b"".join(map(_instruction, _merged(regions)))
-
-
-def _by_lines(old: bytes, old_at: int, new: bytes) -> list[tuple[int, int] | bytes]:
-    where: dict[bytes, int] = {}
-    for line in old.splitlines(keepends=True):
-        where.setdefault(line, old_at)
-        old_at += len(line)
-    regions: list[tuple[int, int] | bytes] = []
-    for line in new.splitlines(keepends=True):
-        at = where.get(line)
-        regions.append(line if at is None or len(line) < 8 else (at, len(line)))
-    return regions
 
 
 def _merged(regions: Iterable[tuple[int, int] | bytes]) -> list[tuple[int, int] | bytes]:
@@ -163,14 +196,15 @@ def _merged(regions: Iterable[tuple[int, int] | bytes]) -> list[tuple[int, int] 
 
 def _instruction(region: tuple[int, int] | bytes) -> bytes:
     if isinstance(region, bytes):
-        whole = len(region) - len(region) % 127
+        size = len(region)
+        whole = size - size % 127
         parts = [b"\x7f" + region[i : i + 127] for i in range(0, whole, 127)]
-        if whole < len(region):
-            parts.append(bytes((len(region) - whole,)) + region[whole:])
+        if whole < size:
+            parts.append(bytes((size - whole,)) + region[whole:])
         return b"".join(parts)
     at, size = region
     if size <= 0x10000:
-        return _copy(at, size)
+        return _COPY.pack(0xBF, at, size & 0xFFFF)
     return b"".join([_copy(at + i, min(0x10000, size - i)) for i in range(0, size, 0x10000)])
 
 
@@ -180,6 +214,10 @@ def _copy(at: int, size: int) -> bytes:
 
 
 def _varint(number: int) -> bytes:
+    if number < 0x80:
+        return bytes((number,))
+    if number < 0x4000:
+        return bytes((number & 0x7F | 0x80, number >> 7))
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -200,7 +238,11 @@ def deflate(data: bytes, level: int = _ZLIB_LEVEL) -> bytes:
 def store(data: bytes) -> bytes:
     """A zlib stream that holds `data` as it is: for ids, which nothing makes smaller, and for what is so
     small that compressing it would cost more time than its bytes are worth before the next `gc`."""
-    blocks = [data[at : at + 0xFFFF] for at in range(0, len(data), 0xFFFF)] or [b""]
+    size = len(data)
+    if size <= 0xFFFF:
+        checksum = zlib.adler32(data).to_bytes(4, "big")
+        return b"".join((b"\x78\x01", _STORED.pack(1, size, size ^ 0xFFFF), data, checksum))
+    blocks = [data[at : at + 0xFFFF] for at in range(0, size, 0xFFFF)]
     stream = [b"\x78\x01"]
     for block in blocks[:-1]:
         stream += (b"\x00\xff\xff\x00\x00", block)
@@ -356,22 +398,22 @@ Entry = tuple[bytes, int, int]
 def encode_index(entries: Sequence[Entry], checksum: bytes) -> bytes:
     """The index (version 2) of a pack; `entries` in order of their ids."""
     count = len(entries)
+    names = b"".join([entry[0] for entry in entries])
     counts = [0] * 256
-    for entry in entries:
-        counts[entry[0][0]] += 1
+    for first in names[::20]:
+        counts[first] += 1
     large: list[int] = []
-    offsets: list[int] = []
-    for _, at, _ in entries:
-        if at < 1 << 31:
-            offsets.append(at)
-        else:
-            offsets.append(1 << 31 | len(large))
-            large.append(at)
+    offsets = [entry[1] for entry in entries]
+    if offsets and max(offsets) >= 1 << 31:
+        for position, at in enumerate(offsets):
+            if at >= 1 << 31:
+                offsets[position] = 1 << 31 | len(large)
+                large.append(at)
     raw = b"".join(
         (
             b"\xfftOc\0\0\0\x02",
             struct.pack(">256L", *itertools.accumulate(counts)),
-            b"".join([entry[0] for entry in entries]),
+            names,
             struct.pack(f">{count}L", *[entry[2] for entry in entries]),
             struct.pack(f">{count}L", *offsets),
             struct.pack(f">{len(large)}Q", *large),
@@ -441,23 +483,21 @@ class RollingPack:
         if sha in self._at:
             return
         at = len(self._body)
-        base_at = self._at.get(base) if base is not None else None
-        depth = self._depth.get(base_at, 0) + 1 if base_at is not None else 0
         raw = b""
-        if base_at is not None and depth <= MAX_CHAIN and len(data) >= MIN_DELTA_BYTES:
-            delta = make_delta(base_data, data)
+        base_at = self._at.get(base) if base is not None else None
+        if base_at is not None and len(data) >= MIN_DELTA_BYTES:
+            depth = self._depth.get(base_at, 0) + 1
+            delta = make_delta(base_data, data) if depth <= MAX_CHAIN else data
             if len(delta) < len(data) // 2:
                 head = entry_header(OFS_DELTA, len(delta)) + offset_bytes(at - base_at)
                 raw = head + _squeeze(kind, delta)
                 self._depth[at] = depth
-        self._append(sha, raw or entry_header(kind, len(data)) + _squeeze(kind, data))
-        self.commits += kind == COMMIT
-
-    def _append(self, sha: bytes, raw: bytes) -> None:
-        at = len(self._body)
+        if not raw:
+            raw = entry_header(kind, len(data)) + _squeeze(kind, data)
         self._body += raw
         self._entries.append((sha, at, zlib.crc32(raw)))
         self._at[sha] = at
+        self.commits += kind == COMMIT
 
     def mark(self) -> tuple[int, int, int]:
         return len(self._body), len(self._entries), self.commits

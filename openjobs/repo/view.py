@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 
 import attrs
 
@@ -59,7 +60,7 @@ class GitView:
         found: TreeEntry = (DIRECTORY, self._tree, 0)
         if not path:
             return found
-        for part in path.encode("utf-8", "surrogateescape").split(b"/"):
+        for part in _names(path):
             if found[0] != DIRECTORY:
                 return None
             below = self._objects.tree(found[1]).entries.get(part)
@@ -67,6 +68,11 @@ class GitView:
                 return None
             found = below
         return found
+
+
+@lru_cache(maxsize=1024)
+def _names(path: str) -> list[bytes]:
+    return path.encode("utf-8", "surrogateescape").split(b"/")
 
 
 def _at(error: Damaged, path: str) -> Damaged:

@@ -8,11 +8,12 @@ that this version does not know, which `Job.extra` carries from reading to writi
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import attrs
 from cattrs import Converter
 from cattrs.errors import ClassValidationError
+from cattrs.fns import identity
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from ..clock import from_text, to_text
@@ -26,6 +27,8 @@ LONG_TEXTS = ("description", "result_text", "error")
 CUT = "cut"
 
 _FIELDS = [field.name for field in attrs.fields(Job) if field.name != "extra"]
+#: what JSON has, and nothing
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 #: the fields of D1 stand in every row, empty or not; the others only where they say something
 _ALWAYS = frozenset(_FIELDS[: _FIELDS.index("attempt") + 1])
 
@@ -34,9 +37,15 @@ def _converter() -> Converter:
     converter = Converter(detailed_validation=True)
     converter.register_unstructure_hook(datetime, to_text)
     converter.register_structure_hook(datetime, lambda value, _: from_text(value))
-    overrides = {name: override(omit_if_default=name not in _ALWAYS) for name in _FIELDS} | {
-        "extra": override(omit=True)
-    }
+    kinds = get_type_hints(Job)
+    overrides = {
+        name: override(
+            omit_if_default=name not in _ALWAYS,
+            # Said here, since cattrs would call a function of its own for each optional text.
+            unstruct_hook=identity if _PLAIN.issuperset(get_args(kinds[name]) or (None,)) else None,
+        )
+        for name in _FIELDS
+    } | {"extra": override(omit=True)}
     converter.register_unstructure_hook(
         Job,
         make_dict_unstructure_fn(Job, converter, _cattrs_omit_if_default=False, **overrides),  # type: ignore[arg-type]
