@@ -48,7 +48,7 @@ from .base import (
 )
 from .draft import AUTHOR, Draft, FileState, Head
 from .heal import mend_files
-from .index import Index, Signature, make_entry, mode_of, signature
+from .index import Index, Signature, entry_sha, make_entry, mode_of, signature
 from .locks import create_lock, is_ours
 from .objects import ObjectStore
 from .packdir import SEAL_BYTES, SEAL_COMMITS, PackDirectory
@@ -506,7 +506,9 @@ class GitRepository:
         self._commit_point(ref_lock, head.ref)
         self._unsure = False
 
-    def _write_files(self, files: Mapping[str, FileState], draft: Draft) -> None:
+    def _write_files(
+        self, files: Mapping[str, FileState], draft: Draft, is_torn: Callable[[bytes], bool] = lambda data: False
+    ) -> None:
         old = GitView(self._objects, draft.base.commit, draft.base.tree)
         new = {state[1] for state in files.values() if state is not None}
         index = self._index_now()
@@ -522,8 +524,16 @@ class GitRepository:
                 index.drop(name)
             else:
                 mode, sha = state
-                found = self._work.put(path, self._objects.blob(sha), mode, index.get(name), is_safe)
+                entry, data = index.get(name), self._objects.blob(sha)
+                stood = self._content_of(entry) if entry is not None and entry_sha(entry).hex() == before else None
+                found = self._work.put(path, data, mode, entry, is_safe, before=stood, is_torn=is_torn)
                 index.put(name, make_entry(name, sha, mode_of(found), found))
+
+    def _content_of(self, entry: bytes) -> bytes | None:
+        try:
+            return self._objects.blob(entry_sha(entry))
+        except Damaged:  # the file is replaced then, not appended to
+            return None
 
     def _write_index(self) -> None:
         """A new file, synced (an index that cannot be read would stop every program), renamed into place."""
@@ -585,7 +595,7 @@ class GitRepository:
         for path in draft.files:
             mode, version = view.mode(path), view.version(path)
             states[path] = (mode, bytes.fromhex(version)) if mode is not None and version is not None else None
-        self._write_files(states, draft)
+        self._write_files(states, draft, is_torn=self._objects.is_torn)
         self._write_index()
 
     # --- afterwards ---

@@ -1,7 +1,8 @@
 """The files that people see. git is the truth; these are a copy of the newest commit.
 
-A file that somebody changed by hand is never overwritten: it is moved aside, next to where it was,
-and reported. Nothing here is synced: after a power cut the copy is made again from git.
+A file is replaced by a new one, or appended to where it only grows. One that somebody changed by hand
+is never overwritten: it is moved aside, next to where it was, and reported. Nothing here is synced: after
+a power cut the copy is made again from git.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from ..durable import Disk
 from .files import lstat, read_file
-from .index import entry_matches, entry_sha
+from .index import entry_matches, entry_sha, mode_of
 from .packs import BLOB, object_id
 from .scratch import Scratch
 from .trees import EXECUTABLE
@@ -25,6 +26,12 @@ log = logging.getLogger(__name__)
 
 #: whether the content with this id is safe in git
 IsSafe = Callable[[bytes], bool]
+#: whether that is a part of a content of ours, as a write that was cut short leaves it
+IsTorn = Callable[[bytes], bool]
+
+
+def _never(data: bytes) -> bool:
+    return False
 
 
 class WorkTree:
@@ -40,14 +47,51 @@ class WorkTree:
     def path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def put(self, name: str, data: bytes, mode: int, entry: bytes | None, is_safe: IsSafe) -> os.stat_result:
-        """The file holds `data`, or what it held before. `entry` is what the index says of it."""
+    def put(
+        self,
+        name: str,
+        data: bytes,
+        mode: int,
+        entry: bytes | None,
+        is_safe: IsSafe,
+        *,
+        before: bytes | None = None,
+        is_torn: IsTorn = _never,
+    ) -> os.stat_result:
+        """The file holds `data`, or what it held before. `entry` is what the index says of it.
+
+        `before` is the content that `entry` names. Where `data` only goes on from there the rest is appended,
+        and whoever reads meanwhile may see a part of it: a segment of messages grows by a line or two a batch
+        and would be written again whole each time.
+        """
         path = self.path(name)
         self._make_parents(name)
-        self._keep_if_edited(name, entry, is_safe)
+        if before and data.startswith(before) and (grown := self._append(path, data[len(before) :], mode, entry)):
+            return grown
+        self._keep_if_edited(name, entry, is_safe, is_torn)
         # A link of somebody else's becomes a plain file, as git itself does it where there are no links.
         self._scratch.move(self._scratch.write("work", data, 0o700 if mode == EXECUTABLE else 0o600, sync=False), path)
         return os.lstat(path)
+
+    def _append(self, path: str, more: bytes, mode: int, entry: bytes | None) -> os.stat_result | None:
+        """None where the file is not, to all that stat tells, the one of `entry`; nothing was written then.
+
+        A file with a second name is not appended to: the other name would show it, too.
+        """
+        found = lstat(path)
+        if entry is None or found is None or found.st_nlink > 1 or mode_of(found) != mode:
+            return None
+        if not entry_matches(entry, found):
+            return None
+        fd = self._disk.open_append(path)
+        try:
+            # It may have been exchanged since, or removed (and be a new one, empty).
+            if not entry_matches(entry, os.fstat(fd)):
+                return None
+            self._disk.write(fd, more)
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
 
     def remove(self, name: str, entry: bytes | None, is_safe: IsSafe) -> None:
         """The file is gone, and directories that are empty by that."""
@@ -62,9 +106,7 @@ class WorkTree:
                 break
             parent = parent.rpartition("/")[0]
 
-    def is_edited(
-        self, name: str, entry: bytes | None, is_safe: IsSafe, is_torn: Callable[[bytes], bool] = lambda data: False
-    ) -> bool:
+    def is_edited(self, name: str, entry: bytes | None, is_safe: IsSafe, is_torn: IsTorn = _never) -> bool:
         """Whether something stands there whose content is nowhere in git (nor a torn copy of what is)."""
         path = self.path(name)
         found = lstat(path)
@@ -81,8 +123,8 @@ class WorkTree:
         sha = object_id(BLOB, data)
         return not ((entry is not None and entry_sha(entry) == sha) or is_safe(sha) or is_torn(data))
 
-    def _keep_if_edited(self, name: str, entry: bytes | None, is_safe: IsSafe) -> None:
-        if self.is_edited(name, entry, is_safe):
+    def _keep_if_edited(self, name: str, entry: bytes | None, is_safe: IsSafe, is_torn: IsTorn = _never) -> None:
+        if self.is_edited(name, entry, is_safe, is_torn):
             self._move_aside(name)
 
     def _make_parents(self, name: str) -> None:

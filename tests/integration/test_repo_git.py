@@ -19,6 +19,7 @@ import pytest
 
 from openjobs import errors
 from openjobs.durable import Disk, FileLock
+from openjobs.durable.disk import AnyPath
 from openjobs.repo import Change, GitRepository, RepositoryBusy, Transaction, View
 from openjobs.repo.objects import ObjectStore, PackFile
 from tests.support import git
@@ -111,12 +112,16 @@ def test_every_version_can_be_read_by_dulwich(repository: GitRepository) -> None
 
 
 def test_the_effects_come_in_the_order_of_the_protocol(tmp_path: Path) -> None:
-    """`.keep` before the pack, pack before work tree, index before branch, and each synced before it counts."""
+    """`.keep` before the pack, pack before work tree, index before branch, and each synced before it counts.
+
+    A file that grows is appended to, another is replaced.
+    """
     disk = RecordingDisk()
     repository = GitRepository.create(tmp_path / "repo", disk, FILES)
     repository.transact([append("warm")])
     disk.effects.clear()
-    repository.transact([append("one")])
+    grown = (repository.view().read("jobs.json") or b"") + b"one\n"
+    repository.transact([lambda view: Change(files={"jobs.json": grown, "meta.json": b"{1}\n"}, subject="one")])
     seen = [(effect.name, effect.target.removeprefix(str(repository.path) + "/")) for effect in disk.effects]
     short = [(name, "pack" + target[-5:] if "pack-" in target else target) for name, target in seen]
     scratch, pack = ".git/openjobs/scratch", ".git/objects/pack"
@@ -135,9 +140,11 @@ def test_the_effects_come_in_the_order_of_the_protocol(tmp_path: Path) -> None:
         ("rename", "pack.pack"),
         ("rename", "pack" + seen[12][1][-5:]),
         ("sync_dir", pack),
+        ("open", "jobs.json"),
+        ("write", "jobs.json"),
         ("create", f"{scratch}/work"),
         ("write", f"{scratch}/work"),
-        ("rename", "jobs.json"),
+        ("rename", "meta.json"),
         ("create", f"{scratch}/index"),
         ("write", f"{scratch}/index"),
         ("sync", f"{scratch}/index"),
@@ -152,9 +159,47 @@ def test_the_effects_come_in_the_order_of_the_protocol(tmp_path: Path) -> None:
         ("open", ".git/logs/HEAD"),
         ("write", ".git/logs/HEAD"),
         ("unlink", ".git/index.lock"),
-        *[("unlink", target.replace(f"{pack}/", "")) for name, target in short[31:]],
+        *[("unlink", target.replace(f"{pack}/", "")) for name, target in short[33:]],
     ]
     assert seen[12][1].endswith(".idx")
+    repository.close()
+
+
+def test_a_file_that_grows_is_appended_to(repository: GitRepository) -> None:
+    """A segment of messages is not written again for each line: it stays the same file, and git sees nothing amiss."""
+    path = repository.path / "jobs.json"
+    repository.transact([append("one")])
+    same = path.stat().st_ino
+    repository.transact([append("two"), append("three")])
+    assert path.read_text() == "start\none\ntwo\nthree\n"
+    assert path.stat().st_ino == same
+    healthy(repository)
+
+
+def test_a_file_with_a_second_name_is_replaced(repository: GitRepository, tmp_path: Path) -> None:
+    """Whoever made a hard link of it keeps what it was."""
+    path, link = repository.path / "jobs.json", tmp_path / "copy"
+    repository.transact([append("one")])
+    link.hardlink_to(path)
+    repository.transact([append("two")])
+    assert (link.read_text(), path.read_text()) == ("start\none\n", "start\none\ntwo\n")
+    healthy(repository)
+
+
+def test_a_file_that_is_exchanged_in_the_last_moment_is_not_appended_to(tmp_path: Path) -> None:
+    """Between the look at the file and its opening: 1. somebody removes it, 2. we open, and make, an empty one."""
+
+    class Removing(Disk):
+        def open_append(self, path: AnyPath, mode: int = 0o600) -> int:
+            if str(path).endswith("jobs.json"):
+                os.unlink(path)
+            return super().open_append(path, mode)
+
+    repository = GitRepository.create(tmp_path / "repo", Removing(durable=False), FILES)
+    repository.transact([append("one")])
+    repository.transact([append("two")])
+    assert (repository.path / "jobs.json").read_text() == "start\none\ntwo\n"
+    healthy(repository)
     repository.close()
 
 

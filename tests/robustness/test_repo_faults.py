@@ -24,13 +24,13 @@ FILES = {"meta.json": b"{}\n", "jobs.json": b"start\n", "old/file": b"old\n"}
 
 
 def append(text: str, path: str = "jobs.json") -> Transaction:
-    """A retry with the same text changes nothing, as with a job's id."""
+    """One file that grows, and one that is replaced. A retry with the same text changes nothing, as with a job's id."""
 
     def change(view: View) -> Change | None:
         before = view.read(path) or b""
         if text.encode() in before.splitlines():
             return None
-        return Change(files={path: before + text.encode() + b"\n"}, subject=text)
+        return Change(files={path: before + text.encode() + b"\n", "newest": text.encode()}, subject=text)
 
     return change
 

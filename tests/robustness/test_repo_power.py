@@ -154,7 +154,8 @@ def build(tree: dict[str, File], base: Path, root: Path) -> None:
 
 def append(text: str, path: str = "jobs.json") -> Transaction:
     def change(view: View) -> Change:
-        return Change(files={path: (view.read(path) or b"") + text.encode() + b"\n"}, subject=text)
+        grown = (view.read(path) or b"") + text.encode() + b"\n"
+        return Change(files={path: grown, "newest": text.encode()}, subject=text)
 
     return change
 
