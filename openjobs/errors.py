@@ -153,6 +153,8 @@ class Damaged(OpenJobsError):
     path: str = ""
     #: where in it, in bytes, or None
     offset: int | None = None
+    #: it is not there at all
+    missing: bool = False
 
 
 class UnknownStatus(Damaged):

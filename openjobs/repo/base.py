@@ -49,6 +49,10 @@ class Change:
 
     `subject` is one line; `trailers` are `Key: value` lines, in order. Control characters in either
     are replaced, so a message can never forge a trailer or a line.
+
+    A name is a file or a directory. A change that would put one in the other's place, or that has both, is
+    refused with `errors.InvalidInput`: the transaction's outcome, like what it raises itself. So is a path that
+    git would refuse.
     """
 
     files: Mapping[str, bytes | None]
@@ -111,7 +115,10 @@ class Repository(Protocol):
 
     def view(self, commit_id: str | None = None) -> View:
         """The files at a commit (default: the newest); stays readable while others commit.
-        Raises `errors.NotFound`, `errors.Damaged`."""
+
+        Raises `errors.NotFound` where there is no such commit and `errors.Damaged` where there must be one: the
+        history leads to it, and it is missing or cannot be read.
+        """
         ...
 
     def transact(
@@ -140,7 +147,11 @@ class Repository(Protocol):
         ...
 
     def log(self, *, start: str | None = None, paths: Sequence[str] = ()) -> Iterator[CommitInfo]:
-        """Commits along first parents, newest first, from `start` (default: the newest)."""
+        """Commits along first parents, newest first, from `start` (default: the newest).
+
+        Read while it is walked: raises what `view` raises for `start`, and `errors.Damaged` at the first commit
+        that is missing or cannot be read.
+        """
         ...
 
     def check(self) -> Sequence[str]:

@@ -36,9 +36,11 @@ _FINISH_TRIES = 250
 def check(path: Path, objects: ObjectStore) -> list[str]:
     """One line for each thing that is wrong; none where all is well. No other process may be writing."""
     git_dir = str(path / ".git")
-    _let_finish(git_dir)
-    problems = [*_locks(git_dir), *_packs(git_dir, objects)]
+    problems: list[str] = []
     try:
+        _let_finish(git_dir)
+        problems += _locks(git_dir)
+        problems += _packs(git_dir, objects)
         commit = read_ref(git_dir, read_branch(git_dir))
         if commit is None:
             return [*problems, "the branch has no commit"]
@@ -47,7 +49,7 @@ def check(path: Path, objects: ObjectStore) -> list[str]:
         listing = list_files(objects, tree)
         problems += _index(git_dir, listing)
         problems += _files(path, listing)
-    except OpenJobsError as error:
+    except (OpenJobsError, OSError) as error:
         problems.append(str(error))
     return problems
 
@@ -135,23 +137,26 @@ def _whole_blobs(objects: ObjectStore) -> set[bytes]:
 
 
 def _tree(objects: ObjectStore, sha: bytes, seen: set[bytes]) -> Iterator[str]:
-    if sha in seen:
-        return
-    seen.add(sha)
-    try:
-        entries = objects.tree(sha).entries
-    except Damaged as error:
-        yield str(error)
-        return
-    for mode, below, _ in entries.values():
-        if mode == DIRECTORY:
-            yield from _tree(objects, below, seen)
-        elif mode != SUBMODULE and below not in seen:
-            seen.add(below)
-            try:
-                objects.blob(below)
-            except Damaged as error:
-                yield str(error)
+    queue = [sha]  # and not a call for each directory in another: somebody's may be nested deeper than those go
+    while queue:
+        at = queue.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        try:
+            entries = objects.tree(at).entries
+        except Damaged as error:
+            yield str(error)
+            continue
+        for mode, below, _ in entries.values():
+            if mode == DIRECTORY:
+                queue.append(below)
+            elif mode != SUBMODULE and below not in seen:
+                seen.add(below)
+                try:
+                    objects.blob(below)
+                except Damaged as error:
+                    yield str(error)
 
 
 def _index(git_dir: str, listing: Listing) -> Iterator[str]:

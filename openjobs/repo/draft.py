@@ -100,6 +100,8 @@ class Draft:
             if isinstance(value, dict):
                 below = self._edit(old[1] if old and is_directory else None, value, path + "/", states)
                 if below is not None:
+                    if old and not is_directory:
+                        raise InvalidInput(f"{path} is no directory")
                     tree = tree.put(name, DIRECTORY, below)
                 elif is_directory:
                     tree = tree.drop(name)

@@ -52,11 +52,11 @@ from .index import Index, Signature, entry_sha, make_entry, mode_of, signature
 from .locks import create_lock, is_ours
 from .objects import ObjectStore
 from .packdir import SEAL_BYTES, SEAL_COMMITS, PackDirectory
-from .packs import RollingPack
+from .packs import COMMIT, RollingPack
 from .refs import read_branch, read_ref
 from .repack import Repacker
 from .scratch import Scratch
-from .view import Commit, GitView, parse_commit
+from .view import Commit, GitView, is_commit_id, parse_commit
 from .worktree import WorkTree
 
 log = logging.getLogger(__name__)
@@ -133,22 +133,17 @@ class GitRepository:
     def view(self, commit_id: str | None = None) -> View:
         self._open()
         if commit_id is not None:
-            return GitView(self._objects, commit_id, self._commit(commit_id).tree)
+            return GitView(self._objects, commit_id, self._asked(commit_id).tree)
         head = self._read_head()
         return GitView(self._objects, head.commit, head.tree)
 
     def log(self, *, start: str | None = None, paths: Sequence[str] = ()) -> Iterator[CommitInfo]:
         self._open()
-        return self._log(start or self._read_head().commit, tuple(paths), asked=start is not None)
+        return self._log(self._read_head().commit if start is None else start, tuple(paths), asked=start is not None)
 
     def _log(self, commit_id: str, paths: Sequence[str], *, asked: bool) -> Iterator[CommitInfo]:
         at: str | None = commit_id
-        try:
-            commit = self._commit(commit_id)
-        except Damaged as error:
-            if asked and "is missing" in str(error):
-                raise NotFound(f"there is no commit {commit_id}") from error
-            raise
+        commit = self._asked(commit_id) if asked else self._commit(commit_id)
         before = self._versions(at, commit, paths)
         while at is not None:
             parent = commit.parents[0] if commit.parents else None
@@ -166,14 +161,35 @@ class GitRepository:
         view = GitView(self._objects, commit_id, commit.tree)
         return [view.version(path) for path in paths]
 
-    def _commit(self, commit_id: str) -> Commit:
-        try:
-            sha = bytes.fromhex(commit_id)
-        except ValueError:
-            raise NotFound(f"{commit_id!r} is no commit id") from None
-        if len(sha) != 20:
+    def _asked(self, commit_id: str) -> Commit:
+        """The commit that a caller names: one that is missing is damage only where the history leads to it."""
+        if not is_commit_id(commit_id):
             raise NotFound(f"{commit_id!r} is no commit id")
-        return parse_commit(self._objects.commit(sha), commit_id)
+        try:
+            is_there = self._objects.read(bytes.fromhex(commit_id))[0] == COMMIT
+        except Damaged as error:
+            if not error.missing or error.path != commit_id:
+                raise
+            is_there = False
+        if not is_there and not self._leads_to(commit_id):
+            raise NotFound(f"there is no commit {commit_id}")
+        return self._commit(commit_id)
+
+    def _leads_to(self, commit_id: str) -> bool:
+        """Walks the whole history: only who asks for what is not there waits for it. Raises `Damaged`."""
+        seen: set[str] = set()
+        queue = [self._read_head().commit]
+        while queue:
+            at = queue.pop()
+            if at == commit_id:
+                return True
+            if at not in seen:
+                seen.add(at)
+                queue += self._commit(at).parents
+        return False
+
+    def _commit(self, commit_id: str) -> Commit:
+        return parse_commit(self._objects.commit(bytes.fromhex(commit_id)), commit_id)
 
     def _open(self) -> None:
         if not self._opened:

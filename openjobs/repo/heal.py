@@ -6,8 +6,6 @@ person staged or edited stays as it is; an edited file is moved aside when its p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from .files import lstat
 from .index import Index, entry_matches, entry_sha, make_entry
 from .objects import ObjectStore
@@ -19,15 +17,17 @@ Listing = dict[bytes, tuple[int, bytes]]
 
 
 def list_files(objects: ObjectStore, tree: bytes) -> Listing:
-    return dict(_walk(objects, tree, b""))
-
-
-def _walk(objects: ObjectStore, tree: bytes, where: bytes) -> Iterator[tuple[bytes, tuple[int, bytes]]]:
-    for name, (mode, sha, _) in objects.tree(tree).entries.items():
-        if mode == DIRECTORY:
-            yield from _walk(objects, sha, where + name + b"/")
-        else:
-            yield where + name, (mode, sha)
+    """However deep somebody's directories are nested. Raises `Damaged`."""
+    found: Listing = {}
+    queue = [(b"", tree)]
+    while queue:
+        where, at = queue.pop()
+        for name, (mode, sha, _) in objects.tree(at).entries.items():
+            if mode == DIRECTORY:
+                queue.append((where + name + b"/", sha))
+            else:
+                found[where + name] = mode, sha
+    return found
 
 
 def mend_files(objects: ObjectStore, tree: bytes, index: Index, work: WorkTree, *, rebuild: bool) -> bool:

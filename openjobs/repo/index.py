@@ -67,9 +67,6 @@ class Index:
         except (ValueError, IndexError, struct.error) as error:
             raise Damaged(f"{path} is damaged: {error}", path=path) from None
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def get(self, name: bytes) -> bytes | None:
         return self._entries.get(key_of(name))
 

@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 
 import attrs
 
-from ..errors import Damaged, NotFound, Refused
+from ..errors import Damaged, InvalidInput, NotFound, Refused
 from .base import Change, CommitInfo, Maintenance, Outcome, Transaction, View
 from .message import clean_subject, clean_trailers
+from .trees import path_parts
 
 AUTHOR = "openjobs <openjobs@localhost>"
 
@@ -94,6 +95,8 @@ class MemoryRepository:
             for transaction in transactions:
                 try:
                     change = transaction(_MemoryView(head, files))
+                    if change is not None:
+                        _check_paths(change.files, files)
                 except (Refused, Damaged) as error:
                     outcomes.append(Outcome(error=error))
                     continue
@@ -136,7 +139,9 @@ class MemoryRepository:
 
     def log(self, *, start: str | None = None, paths: Sequence[str] = ()) -> Iterator[CommitInfo]:
         with self._lock:
-            commits, at = dict(self._commits), start or self._head
+            commits, at = dict(self._commits), self._head if start is None else start
+        if at is not None and at not in commits:
+            raise NotFound(f"there is no commit {at}")
         while at is not None:
             commit = commits[at]
             parent = commit.info.parents[0] if commit.info.parents else None
@@ -160,3 +165,24 @@ class MemoryRepository:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def _check_paths(changed: Mapping[str, bytes | None], files: Mapping[str, bytes]) -> None:
+    """Raises `InvalidInput` for what git refuses: see `Change`."""
+    for path in changed:
+        path_parts(path)
+        if any(parent in changed for parent in _parents(path)):
+            raise InvalidInput(f"{path!r}: a file and a directory have the same name")
+    for path, data in changed.items():
+        clash = next((parent for parent in _parents(path) if parent in files), None)
+        if clash is not None and data is not None:
+            raise InvalidInput(f"{clash} is no directory")
+        if path not in files and any(other.startswith(path + "/") for other in files):
+            raise InvalidInput(f"{path} is a directory")
+
+
+def _parents(path: str) -> Iterator[str]:
+    at = path.find("/")
+    while at >= 0:
+        yield path[:at]
+        at = path.find("/", at + 1)

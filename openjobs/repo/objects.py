@@ -276,7 +276,7 @@ class ObjectStore:
             before, packs = {pack.name for pack in packs}, self.rescan()
             if look and before == {pack.name for pack in packs}:
                 break
-        raise problem or Damaged(f"object {sha.hex()} is missing", path=sha.hex())
+        raise problem or Damaged(f"object {sha.hex()} is missing", path=sha.hex(), missing=True)
 
     def _copies(self, sha: bytes, packs: list[PackFile], depth: int) -> Iterator[tuple[int, bytes] | Damaged]:
         """Each copy that can be found, as its content or as what is wrong with it."""

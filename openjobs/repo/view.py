@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -13,6 +14,13 @@ from . import message
 from .base import CommitInfo
 from .objects import ObjectStore
 from .trees import DIRECTORY, SUBMODULE, TreeEntry, decode_name
+
+_COMMIT_ID = re.compile(r"[0-9a-f]{40}\Z")
+
+
+def is_commit_id(text: str) -> bool:
+    """Whether it has the form: 40 hex digits, as git writes them."""
+    return _COMMIT_ID.match(text) is not None
 
 
 class GitView:
@@ -77,7 +85,7 @@ def _names(path: str) -> list[bytes]:
 
 def _at(error: Damaged, path: str) -> Damaged:
     """The same damage, named by the path in the repository that cannot be read for it."""
-    return Damaged(f"{path} cannot be read: {error}", path=path, offset=error.offset)
+    return Damaged(f"{path} cannot be read: {error}", path=path, offset=error.offset, missing=error.missing)
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -113,6 +121,8 @@ def parse_commit(raw: bytes, commit_id: str) -> Commit:
                 tree = bytes.fromhex(value.decode("ascii"))
             elif key == b"parent":
                 parents.append(value.decode("ascii"))
+                if not is_commit_id(parents[-1]):
+                    raise ValueError("its parent is no commit")
             elif key == b"author":
                 author = value.rpartition(b">")[0].decode("utf-8", "replace") + ">"
             elif key == b"committer":

@@ -9,7 +9,7 @@ card is in another session, that each notice was told once, and that the home's 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -80,40 +80,50 @@ class _Trail:
 
 
 def check_session(store: JobStore, session_id: str) -> Report:
-    """Everything about one session. Damage that stops a part of the check is a finding of its own."""
+    """Everything about one session. What stops a part of the check is a finding of its own, and so is what the disk
+    says; nothing is called wrong only because something else could not be read."""
     counts: Counter[str] = Counter(sessions=1)
     findings: list[Finding] = []
 
     def found(where: str, what: str) -> None:
         findings.append(Finding(session_id=session_id, where=where, what=what))
 
-    def part(name: str, problems: Iterator[tuple[str, str]]) -> None:
+    def part(name: str, problems: Callable[[], Iterator[tuple[str, str]]]) -> bool:
+        """Whether it could be looked at to its end."""
         try:
-            for where, what in problems:
+            for where, what in problems():
                 found(where, what)
         except Damaged as error:
             found(error.path or name, str(error))
-        except OpenJobsError as error:
+        except (OpenJobsError, OSError) as error:
             found(name, str(error))
+        else:
+            return True
+        return False
 
     try:
         repository = store.repository(session_id)
         documents = store.documents(session_id)
-    except OpenJobsError as error:
+    except (OpenJobsError, OSError) as error:
         found("repository", str(error))
         return Report(findings=findings, counts=dict(counts))
-    part("repository", (("repository", line) for line in repository.check()))
+    part("repository", lambda: (("repository", line) for line in repository.check()))
     trails: dict[str, _Trail] = {}
-    part("history", _check_commits(repository.log(), trails, counts))
+    has_history = part("history", lambda: _check_commits(repository.log(), trails, counts))
     rows: dict[str, Job] = {}
-    part("pages", _check_pages(documents, rows, counts))
-    part("rows", _check_rows(rows, trails))
-    part("index", _check_index(store, rows, session_id))
+    listed: set[str] = set()
+    has_rows = part("pages", lambda: _check_pages(documents, rows, listed, counts))
+    if has_history:
+        part("rows", lambda: _check_rows(rows, trails))
+    if has_history and has_rows:
+        part("commits", lambda: _check_trails(trails, listed))
+    part("index", lambda: _check_index(store, rows, session_id))
     nodes: dict[str, Node] = {}
-    part("messages", _check_nodes(documents, nodes, counts))
-    part("cards", _check_cards(store, rows, nodes, counts))
-    part("cards of other sessions", _check_cards_of_others(store, nodes, counts, session_id))
-    part("notices", _check_notices(rows, nodes, counts))
+    has_nodes = part("messages", lambda: _check_nodes(documents, nodes, counts))
+    part("cards of other sessions", lambda: _check_cards_of_others(store, nodes, counts, session_id))
+    if has_nodes:
+        part("cards", lambda: _check_cards(store, rows, nodes, counts))
+        part("notices", lambda: _check_notices(rows, nodes, counts))
     return Report(findings=findings, counts=dict(counts))
 
 
@@ -137,31 +147,35 @@ def _check_commits(
             yield f"commit {commit.commit_id[:12]}", f"job {job_id}: {wrong}"
 
 
-def _check_pages(documents: Documents, rows: dict[str, Job], counts: Counter[str]) -> Iterator[tuple[str, str]]:
+def _check_pages(
+    documents: Documents, rows: dict[str, Job], listed: set[str], counts: Counter[str]
+) -> Iterator[tuple[str, str]]:
+    """`listed` are the jobs that have a row, `rows` those whose row can be read."""
     documents.meta()
     for number in range(documents.older_pages()):
         page = documents.older_page(number)
-        yield from _check_page(page, rows, counts)
+        yield from _check_page(page, rows, listed, counts)
         if not page.full:
             yield page.path, f"is closed with {len(page)} rows and {len(page.data)} bytes"
-    yield from _check_page(documents.newest_page(), rows, counts)
+    yield from _check_page(documents.newest_page(), rows, listed, counts)
 
 
-def _check_page(page: Page, rows: dict[str, Job], counts: Counter[str]) -> Iterator[tuple[str, str]]:
+def _check_page(page: Page, rows: dict[str, Job], listed: set[str], counts: Counter[str]) -> Iterator[tuple[str, str]]:
     counts["pages"] += 1
     if page.path != pages.NEWEST and not len(page):
         yield page.path, "is missing or empty"
     for job_id in page.lines:
         counts["jobs"] += 1
+        if job_id in listed:
+            yield page.path, f"has job {job_id}, which another page has too"
+        listed.add(job_id)
         try:
             job = page.get(job_id)
         except Damaged as error:
             yield page.path, str(error)
             continue
-        if job_id in rows:
-            yield page.path, f"has job {job_id}, which another page has too"
-        if job is not None:
-            rows[job_id] = job
+        assert job is not None
+        rows[job_id] = job
 
 
 def _check_rows(rows: dict[str, Job], trails: dict[str, _Trail]) -> Iterator[tuple[str, str]]:
@@ -175,7 +189,10 @@ def _check_rows(rows: dict[str, Job], trails: dict[str, _Trail]) -> Iterator[tup
             yield f"job {job_id}", f"has revision {job.revision} after {trail.commits} commits"
         elif bool(trail.cancel_requests) and job.cancel_requested_at is None:
             yield f"job {job_id}", "was asked to stop by a commit that its row does not know"
-    for job_id in trails.keys() - rows.keys():
+
+
+def _check_trails(trails: dict[str, _Trail], listed: set[str]) -> Iterator[tuple[str, str]]:
+    for job_id in sorted(trails.keys() - listed):
         yield f"job {job_id}", "has commits but no row"
 
 

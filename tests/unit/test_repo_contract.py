@@ -275,6 +275,102 @@ def test_it_opens_again_after_close(repository: Repository) -> None:
     assert repository.view().read("a") == b"2"
 
 
+def test_a_commit_that_nobody_made_is_not_found(repository: Repository) -> None:
+    """Neither as a view nor in the log, whatever its form; none of it is called damage."""
+    [made] = repository.transact([put(a=b"1")])
+    head = made.commit_id or ""
+    for commit_id in ("main", "ab", "", "0" * 40, "0" * 41, "0" * 64, head[:39], head + " ", head.upper() + "a"):
+        with pytest.raises(errors.NotFound):
+            repository.view(commit_id)
+        with pytest.raises(errors.NotFound):
+            list(repository.log(start=commit_id))
+        with pytest.raises(errors.NotFound):
+            list(repository.log(start=commit_id, paths=["a"]))
+    assert repository.view(head).read("a") == b"1"
+
+
+def test_what_is_no_commit_is_not_found(repository: Repository) -> None:
+    """The id of a file's or a directory's content is an id of something else."""
+    repository.transact([put(d_a=b"1")])
+    view = repository.view()
+    for content in (view.version("d"), view.version("d/a")):
+        assert content is not None
+        with pytest.raises(errors.NotFound):
+            repository.view(content)
+        with pytest.raises(errors.NotFound):
+            list(repository.log(start=content))
+
+
+Files = dict[str, bytes | None]
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"a/b": b"new"}, "a is no directory"),
+        ({"a/b/c": b"new"}, "a is no directory"),
+        ({"d": b"new"}, "d is a directory"),
+        ({"d": None}, "d is a directory"),
+        ({"d/e": b"new"}, "d/e is a directory"),
+        ({"d/e/f/g": b"new"}, "d/e/f is no directory"),
+        ({"x": b"1", "x/y": b"2"}, "have the same name"),
+        ({"x/y": b"2", "x": b"1"}, "have the same name"),
+        ({"a": None, "a/b": b"2"}, "have the same name"),
+        ({"d": b"1", "d/e/f": None}, "have the same name"),
+        ({"": b"1"}, "cannot be a path"),
+        ({"d//x": b"1"}, "cannot be a path"),
+        ({"../x": b"1"}, "cannot be a path"),
+        ({".git/config": b"1"}, "cannot be a path"),
+    ],
+    ids=lambda value: ",".join(value) or "empty" if isinstance(value, dict) else "",
+)
+def test_a_name_is_a_file_or_a_directory(repository: Repository, files: Files, why: str) -> None:
+    """A change that would lose one for the other is refused by name, and nothing else of it is kept; the rest of
+    the batch stands. So is a path that git has no place for."""
+    repository.transact([put(a=b"1", d_e_f=b"2")])
+
+    def clash(view: View) -> Change:
+        return Change(files={"beside": b"3", **files}, subject="both")
+
+    first, refused, last = repository.transact([put(b=b"4"), clash, put(c=b"5")])
+    assert isinstance(refused.error, errors.InvalidInput)
+    assert why in str(refused.error)
+    assert first.error is last.error is None
+    view = repository.view()
+    assert [view.read(name) for name in ("a", "b", "c", "d/e/f", "beside")] == [b"1", b"4", b"5", b"2", None]
+    assert list(view.names("")) == ["a", "b", "c", "d"]
+
+
+def test_a_file_may_take_the_place_of_a_directory_that_is_gone(repository: Repository) -> None:
+    """And the other way round: by two changes, the first of which says what goes. To remove what is below a file
+    removes nothing."""
+    repository.transact([put(a=b"1", d_e=b"2"), put(a_b=None, d_e_f=None)])
+    assert [repository.view().read(name) for name in ("a", "d/e")] == [b"1", b"2"]
+    repository.transact([put(a=None, d_e=None), put(a_b=b"3", d=b"4")])
+    view = repository.view()
+    assert [view.read(name) for name in ("a", "a/b", "d", "d/e")] == [None, b"3", b"4", None]
+    assert [list(view.names(name)) for name in ("", "a", "d")] == [["a", "d"], ["b"], []]
+
+
+def test_upkeep_has_an_end(repository: Repository) -> None:
+    """`step` says when nothing is left to do; what was committed is as before, and `close` may come twice."""
+    repository.transact([put(a=b"1")])
+    head = repository.view().commit_id
+    maintenance = repository.maintenance()
+    for _ in range(100):
+        if not maintenance.step():
+            break
+    else:
+        raise AssertionError("the upkeep never ended")
+    maintenance.close()
+    maintenance.close()
+    repository.maintain()
+    repository.rest()
+    assert repository.check() == []
+    assert repository.view().commit_id == head
+    assert repository.view().read("a") == b"1"
+
+
 def test_times_are_kept_to_the_second(repository: Repository) -> None:
     """git keeps whole seconds; zone and wall clock of the machine play no part."""
     when = NOW + timedelta(days=400)
