@@ -99,8 +99,10 @@ def _odd_files(pack_dir: str) -> dict[str, str]:
 
 
 def _history(objects: ObjectStore, commit: str) -> Iterator[str]:
-    """Every object is read, and so hashed. A tree or blob that was seen is not read again."""
-    seen = _whole_blobs(objects)
+    """Every object is read, and so hashed. One that was seen as what it should be is not read again."""
+    seen: set[bytes] = set()
+    trees: set[bytes] = set()
+    blobs = _whole_blobs(objects)
     queue = [commit]
     while queue:
         at = queue.pop()
@@ -117,7 +119,7 @@ def _history(objects: ObjectStore, commit: str) -> Iterator[str]:
         if found.author.encode() == AUTHOR and len(found.parents) > 1:
             yield f"commit {at} is ours and has {len(found.parents)} parents"
         queue += found.parents
-        yield from _tree(objects, found.tree, seen)
+        yield from _tree(objects, found.tree, trees, blobs)
 
 
 def _whole_blobs(objects: ObjectStore) -> set[bytes]:
@@ -136,13 +138,13 @@ def _whole_blobs(objects: ObjectStore) -> set[bytes]:
     return whole
 
 
-def _tree(objects: ObjectStore, sha: bytes, seen: set[bytes]) -> Iterator[str]:
+def _tree(objects: ObjectStore, sha: bytes, trees: set[bytes], blobs: set[bytes]) -> Iterator[str]:
     queue = [sha]  # and not a call for each directory in another: somebody's may be nested deeper than those go
     while queue:
         at = queue.pop()
-        if at in seen:
+        if at in trees:
             continue
-        seen.add(at)
+        trees.add(at)
         try:
             entries = objects.tree(at).entries
         except Damaged as error:
@@ -151,8 +153,8 @@ def _tree(objects: ObjectStore, sha: bytes, seen: set[bytes]) -> Iterator[str]:
         for mode, below, _ in entries.values():
             if mode == DIRECTORY:
                 queue.append(below)
-            elif mode != SUBMODULE and below not in seen:
-                seen.add(below)
+            elif mode != SUBMODULE and below not in blobs:
+                blobs.add(below)
                 try:
                     objects.blob(below)
                 except Damaged as error:

@@ -83,9 +83,9 @@ def decode(line: bytes, path: str, offset: int) -> Node:
             parent=None if fields.get("parent") is None else _text(fields["parent"]),
             role=_text(fields["role"]),
             content=_text(fields.get("content", "")),
-            function=fields.get("function"),
+            function=None if fields.get("function") is None else _text(fields["function"]),
             created_at=from_text(fields["created_at"]),
-            extra=fields.get("extra") or {},
+            extra=_mapping(fields.get("extra") or {}),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise Damaged(
@@ -96,6 +96,12 @@ def decode(line: bytes, path: str, offset: int) -> Node:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is no object")
     return value
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import shutil
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +20,17 @@ from openjobs.durable import Disk, FileLock, is_locked
 from openjobs.repo import Change, GitRepository, View
 from openjobs.repo import check as checking
 from openjobs.repo.index import Index
+from openjobs.repo.objects import ObjectStore, PackFile
+from openjobs.repo.packs import (
+    REF_DELTA,
+    TREE,
+    RollingPack,
+    deflate,
+    encode_index,
+    entry_header,
+    make_delta,
+    object_id,
+)
 from openjobs.repo.refs import list_refs
 from tests.support import git
 
@@ -252,6 +267,153 @@ def test_a_commit_that_cannot_be_understood_is_named(repository: GitRepository) 
     git("update-ref", "refs/heads/main", head, cwd=repo)
     [line] = found(repo)
     assert line.startswith(f"commit {odd} is damaged")
+
+
+def test_a_parent_that_is_no_commit_id_is_damage_of_its_child(repository: GitRepository) -> None:
+    """Named by the check and by the log where it is met; what comes before it in the log is given."""
+    repo = repository.path
+    tree = sha_of(repo, "HEAD^{tree}")
+    raw = f"tree {tree}\nparent {sha_of(repo, 'HEAD')[:-1]}!\nauthor x <x> 0 +0000\ncommitter x <x> 0 +0000\n\nx\n"
+    odd = git(*("hash-object", "-t", "commit", "-w", "--stdin", "--literally"), cwd=repo, stdin=raw.encode())
+    head = git(*ME, "commit-tree", "-p", odd, "-m", "on top", tree, cwd=repo)
+    git("update-ref", "refs/heads/main", head, cwd=repo)
+    assert found(repo) == [f"commit {odd} is damaged: its parent is no commit"]
+    log = repository.log()
+    with pytest.raises(errors.Damaged, match=odd):
+        next(log)
+    assert repository.view().read("jobs.json") == b"start\none"
+    with pytest.raises(errors.Damaged, match=odd):
+        repository.view(odd)
+
+
+@pytest.mark.parametrize("name", ["HEAD", "HEAD~1"])
+@pytest.mark.parametrize("how", ["missing", "other content", "cut"])
+def test_a_commit_of_the_history_that_cannot_be_had_is_damage(repository: GitRepository, name: str, how: str) -> None:
+    """Whoever names it, newest or older, hears that it is damaged, not that there is no such commit; and of an id to
+    which nothing leads nobody can say so in such a repository."""
+    objects = loosened(repository.path)
+    sha, other = sha_of(repository.path, name), sha_of(repository.path, "HEAD:jobs.json")
+    repository.close()
+    place = loose(objects, sha)
+    raw = place.read_bytes()
+    place.unlink()
+    if how == "other content":
+        shutil.copy(loose(objects, other), place)
+    elif how == "cut":
+        place.write_bytes(raw[: len(raw) // 2])
+    for ask in (
+        lambda: repository.view(sha),
+        lambda: list(repository.log(start=sha)),
+        lambda: repository.view("0" * 40),
+    ):
+        with pytest.raises(errors.Damaged) as raised:
+            ask()
+        assert sha in str(raised.value).replace("/", "")
+
+
+def test_a_parent_that_is_no_commit_is_damage(repository: GitRepository) -> None:
+    """The id of a file's content stands where the history has a commit; anywhere else it is the id of no commit."""
+    repo = repository.path
+    blob, tree = sha_of(repo, "HEAD:jobs.json"), sha_of(repo, "HEAD^{tree}")
+    with pytest.raises(errors.NotFound, match=blob):
+        repository.view(blob)
+    raw = f"tree {tree}\nparent {blob}\nauthor x <x> 0 +0000\ncommitter x <x> 0 +0000\n\nx\n"
+    odd = git(*("hash-object", "-t", "commit", "-w", "--stdin", "--literally"), cwd=repo, stdin=raw.encode())
+    git("update-ref", "refs/heads/main", odd, cwd=repo)
+    assert found(repo) == [f"object {blob} is not of the kind that it should be"]
+    for ask in (lambda: repository.view(blob), lambda: list(repository.log())):
+        with pytest.raises(errors.Damaged, match=f"{blob} is not of the kind"):
+            ask()
+
+
+def test_a_directory_that_is_a_file_is_damage(repository: GitRepository) -> None:
+    """A tree that calls a file's content a directory, or a directory a file, also where that one was seen as what it
+    is."""
+    repo = repository.path
+    blob, tree = sha_of(repo, "HEAD:jobs.json"), sha_of(repo, "HEAD:history")
+    raw = ObjectStore(repo / ".git").tree(bytes.fromhex(sha_of(repo, "HEAD^{tree}"))).raw
+    for odd, wrong in ((b"40000 z\0", blob), (b"100644 z\0", tree)):
+        made = git(
+            *("hash-object", "-t", "tree", "-w", "--stdin", "--literally"),
+            cwd=repo,
+            stdin=raw + odd + bytes.fromhex(wrong),
+        )
+        head = git(*ME, "commit-tree", "-p", "HEAD", "-m", "odd", made, cwd=repo)
+        git("update-ref", "refs/heads/main", head, cwd=repo)
+        assert f"object {wrong} is not of the kind that it should be" in found(repo)
+
+
+def test_a_commit_to_which_nothing_leads_is_found_until_it_is_gone(repository: GitRepository) -> None:
+    """One of another branch can be looked at by its id; removed, it was never a part of the history."""
+    repo = repository.path
+    aside = git(*ME, "commit-tree", "-p", "HEAD", "-m", "aside", "HEAD~1^{tree}", cwd=repo)
+    assert repository.view(aside).read("jobs.json") == b"start\n"
+    assert next(iter(repository.log(start=aside))).subject == "aside"
+    repository.close()
+    loose(repo / ".git" / "objects", aside).unlink()
+    with pytest.raises(errors.NotFound, match=aside):
+        repository.view(aside)
+    with pytest.raises(errors.NotFound, match=aside):
+        next(iter(repository.log(start=aside)))
+
+
+def test_a_commit_whose_base_is_missing_is_damage(repository: GitRepository) -> None:
+    """It is there, as a delta of what is not: that is another object's absence."""
+    repo = repository.path
+    head, parent = sha_of(repo, "HEAD"), sha_of(repo, "HEAD~1")
+    raw, base = (git("cat-file", "commit", one, cwd=repo).encode() + b"\n" for one in (head, parent))
+    delta = make_delta(base, raw)
+    entry = entry_header(REF_DELTA, len(delta)) + bytes.fromhex(parent) + deflate(delta)
+    pack = struct.pack(">4sLL", b"PACK", 2, 1) + entry
+    checksum = hashlib.sha1(pack).digest()
+    objects = loosened(repo)
+    name = objects / "pack" / f"pack-{checksum.hex()}"
+    name.with_suffix(".pack").write_bytes(pack + checksum)
+    name.with_suffix(".idx").write_bytes(encode_index([(bytes.fromhex(head), 12, zlib.crc32(entry))], checksum))
+    loose(objects, head).unlink()
+    repository.close()
+    assert repository.view(head).read("jobs.json") == b"start\none"
+    repository.close()
+    loose(objects, parent).unlink()
+    with pytest.raises(errors.Damaged, match=f"object {parent} is missing"):
+        repository.view(head)
+
+
+def test_directories_may_be_nested_as_deep_as_somebody_likes(repository: GitRepository) -> None:
+    """Deeper than Python calls itself: the check, the healing of the work tree and the next commit get through."""
+    repo = repository.path
+    below = git("mktree", cwd=repo, stdin=f"100644 blob {sha_of(repo, 'HEAD:meta.json')}\tx\n".encode())
+    tree, rolling = bytes.fromhex(below), RollingPack()
+    for _ in range(1500):
+        raw = b"40000 d\0" + tree
+        tree = object_id(TREE, raw)
+        rolling.add(TREE, tree, raw)
+    encoded = rolling.encode()
+    name = repo / ".git" / "objects" / "pack" / encoded.name
+    name.with_suffix(".pack").write_bytes(b"".join(map(bytes, encoded.pack)))
+    name.with_suffix(".idx").write_bytes(encoded.index)
+    top = git("ls-tree", "HEAD", cwd=repo) + f"\n040000 tree {tree.hex()}\td\n"
+    deep = git("mktree", cwd=repo, stdin=top.encode())
+    git("update-ref", "HEAD", git(*ME, "commit-tree", "-p", "HEAD", "-m", "deep", deep, cwd=repo), cwd=repo)
+    path = "d/" * 1501 + "x"
+    git("read-tree", "HEAD", cwd=repo)
+    assert found(repo) == [f"{path} is missing in the work tree"]
+    assert repository.view().read(path) == b"{}\n"
+    repository.transact([append("two")])
+    assert repository.view().read("jobs.json") == b"start\nonetwo"
+
+
+def test_what_the_disk_says_to_a_check_is_a_finding(repository: GitRepository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind what was found before."""
+    (repository.path / ".git" / "HEAD.lock").touch()
+
+    def refused(pack: PackFile) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", pack.base)
+
+    monkeypatch.setattr(checking, "is_whole", refused)
+    lock, said = found(repository.path)
+    assert lock == ".git/HEAD.lock: a lock of another program"
+    assert said.startswith("[Errno 13] Permission denied")
 
 
 def test_our_own_history_is_a_line(repository: GitRepository) -> None:
