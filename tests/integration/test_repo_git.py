@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from openjobs.durable import Disk, FileLock
 from openjobs.durable.disk import AnyPath
 from openjobs.repo import Change, GitRepository, RepositoryBusy, Transaction, View
 from openjobs.repo.objects import ObjectStore, PackFile
+from openjobs.repo.scratch import Scratch
 from tests.support import git
 from tests.support.disks import FaultyDisk, RecordingDisk
 
@@ -357,7 +359,7 @@ def test_a_reader_that_is_slower_than_every_writer_finds_what_is_there(
         assert commit is not None
         assert next(iter(reader.log(start=commit))).subject == "one"
         assert swaps == 8
-        with pytest.raises(errors.Damaged, match="is missing"):
+        with pytest.raises(errors.NotFound, match="there is no commit 1111"):
             reader.view("1" * 40)
     finally:
         reader.close()
@@ -642,6 +644,101 @@ def test_staged_work_of_a_person_is_left_alone(repository: GitRepository) -> Non
     assert (repository.path / "notes.md").read_text() == "3\n"
 
 
+def test_recovery_writes_back_only_what_is_ours(repository: GitRepository) -> None:
+    """After somebody was killed: our file that is gone is written again; a person's file that he removed, his link,
+    and a file of ours that he took out of the index by hand stay as he left them."""
+    repo = repository.path
+    (repo / "notes.md").write_text("a person's\n")
+    (repo / "link").symlink_to("notes.md")
+    git("add", ".", cwd=repo)
+    git("commit", "-qm", "notes", cwd=repo)
+    for name in ("notes.md", "link", "jobs.json"):
+        (repo / name).unlink()
+    (repo / "link").symlink_to("elsewhere")
+    repository.recover()
+    assert (repo / "jobs.json").read_bytes() == b"start\n"
+    assert git("status", "--porcelain", cwd=repo).splitlines() == [" M link", " D notes.md"]
+    assert os.readlink(repo / "link") == "elsewhere"
+
+
+def test_an_edit_of_a_file_that_was_to_go_is_kept(repository: GitRepository) -> None:
+    """A process died after it had put a file into index and work tree, before the branch had it; then somebody
+    edited that file. It leaves the index, as it is not in the newest commit, and the edit stays where it is."""
+    repo = repository.path
+    repository.transact([append("one", "extra")])
+    repository.transact([append("two")])
+    git("update-ref", "refs/heads/main", "HEAD~2", cwd=repo)
+    (repo / "extra").write_text("edited\n")
+    repository.recover()
+    assert (repo / "extra").read_text() == "edited\n"
+    assert (repo / "jobs.json").read_bytes() == b"start\n"
+    assert git("status", "--porcelain", cwd=repo).splitlines() == ["?? extra"]
+
+
+# --- views --------------------------------------------------------------------------------------------------
+
+
+def test_a_submodule_is_nothing_to_read(repository: GitRepository) -> None:
+    """Its commit is in another repository: `Damaged` with the path, never an empty file; what is below a file is
+    not there."""
+    head = git("rev-parse", "HEAD", cwd=repository.path)
+    git("update-index", "--add", "--cacheinfo", f"160000,{head},module", cwd=repository.path)
+    git("commit", "-qm", "a submodule", cwd=repository.path)
+    view = repository.view()
+    with pytest.raises(errors.Damaged, match="module cannot be read: it is a submodule") as raised:
+        view.read("module")
+    assert raised.value.path == "module"
+    assert view.version("module") == head
+    assert (view.read("jobs.json/below"), view.version("jobs.json/below"), view.names("jobs.json")) == (None, None, [])
+
+
+def test_a_directory_that_cannot_be_read_is_named(repository: GitRepository) -> None:
+    """Reading below it, its names, and the version of what is in it: `Damaged` with the path that was asked for."""
+    repository.transact([append("one", "jobs/00/0000.json")])
+    git("repack", "-adfq", cwd=repository.path)
+    below = git("rev-parse", "HEAD:jobs/00", cwd=repository.path)
+    objects = repository.path / ".git" / "objects"
+    for keep in (objects / "pack").glob("*.keep"):
+        keep.unlink()
+    repository.close()
+    shutil.copytree(objects / "pack", repository.path.parent / "packs")
+    for file in (objects / "pack").iterdir():
+        file.unlink()
+    for pack in (repository.path.parent / "packs").glob("*.pack"):
+        git("unpack-objects", "-q", cwd=repository.path, stdin=pack.read_bytes())
+    (objects / below[:2] / below[2:]).unlink()
+    view = GitRepository(repository.path, Disk(durable=False)).view()
+    assert view.read("jobs.json") == b"start\n"
+    for ask, path in (
+        (view.read, "jobs/00/0000.json"),
+        (view.version, "jobs/00/0000.json"),
+        (view.names, "jobs/00"),
+    ):
+        with pytest.raises(errors.Damaged, match=below) as raised:
+            ask(path)
+        assert raised.value.path == path
+    assert view.names("jobs") == ["00"]
+    assert view.version("jobs/00") == below
+
+
+def test_what_is_no_directory_stays_what_it_is(repository: GitRepository) -> None:
+    """Nothing is written below somebody's link or another repository: it would be gone for it."""
+    repo = repository.path
+    (repo / "link").symlink_to("history")
+    git("add", "link", cwd=repo)
+    head = git("rev-parse", "HEAD", cwd=repo)
+    git("update-index", "--add", "--cacheinfo", f"160000,{head},module", cwd=repo)
+    git("commit", "-qm", "a person's", cwd=repo)
+    for name in ("link", "module"):
+        [outcome] = repository.transact([append("one", f"{name}/x")])
+        assert isinstance(outcome.error, errors.InvalidInput)
+        assert str(outcome.error) == f"{name} is no directory"
+    assert os.readlink(repo / "link") == "history"
+    assert repository.view().version("module") == head
+    repository.transact([append("one")])
+    assert repository.check() == []
+
+
 # --- locks ------------------------------------------------------------------------------------------------
 
 
@@ -693,6 +790,71 @@ def test_a_dead_lock_of_ours_is_removed(repository: GitRepository, lock: str, te
 
 
 # --- creating ---------------------------------------------------------------------------------------------
+
+
+class Interrupted(Disk):
+    """A disk on which `act` happens once, right after something whose name ends so was removed."""
+
+    def __init__(self, end: str, act: Callable[[], object]) -> None:
+        super().__init__(durable=False)
+        self._end, self._act = end, act
+
+    def unlink(self, path: str | os.PathLike[str]) -> None:
+        super().unlink(path)
+        if os.fspath(path).endswith(self._end):
+            self._end = "no such name"
+            self._act()
+
+
+@pytest.mark.parametrize("lock", ["index.lock", "refs/heads/main.lock"])
+def test_a_lock_that_is_taken_as_a_dead_one_goes_is_respected(repository: GitRepository, lock: str) -> None:
+    """Between the removal of ours and the new one another program was first: it keeps its lock, nothing is written."""
+    repository.close()
+    held = repository.path / ".git" / lock
+    held.touch(0o400)
+    other = GitRepository(repository.path, Interrupted(lock, lambda: held.write_text("another's")))
+    with pytest.raises(RepositoryBusy, match="another program"):
+        other.transact([append("one")])
+    assert held.read_text() == "another's"
+    held.unlink()
+    healthy(other)
+    other.transact([append("two")])
+    assert lines(other) == ["start", "two"]
+    healthy(other)
+    other.close()
+
+
+def test_a_half_written_file_of_a_dead_process_is_written_anew(tmp_path: Path) -> None:
+    """Temporary files have fixed names; one that a kill left holds nothing that the next can start from."""
+    scratch = Scratch(tmp_path, Disk(durable=False))
+    (tmp_path / "index").write_bytes(b"half of a longer text")
+    (tmp_path / "index").chmod(0o400)
+    assert Path(scratch.write("index", b"whole")).read_bytes() == b"whole"
+    assert stat.S_IMODE((tmp_path / "index").stat().st_mode) == 0o600
+
+
+def test_a_file_that_cannot_be_read_counts_as_edited(
+    repository: GitRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be compared is kept aside, as if a person had written it; recovery does the same."""
+    from openjobs.repo import worktree
+
+    repo = repository.path
+
+    def unreadable(path: str, limit: int | None = None) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    (repo / "jobs.json").write_text("who knows")
+    with monkeypatch.context() as patch:
+        patch.setattr(worktree, "read_file", unreadable)
+        repository.transact([append("one")])
+        assert repository.kept_aside == ("jobs.json.edited-1",)
+        os.utime(repo / "jobs.json", (1, 1))
+        repository.recover()
+    assert (repo / "jobs.json.edited-1").read_text() == "who knows"
+    assert (repo / "jobs.json").read_text() == "start\none\n"
+    repository.transact([append("two")])
+    assert (repo / "jobs.json").read_text() == "start\none\ntwo\n"
 
 
 def create_one(path: str, start: object, results: object) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import random
 import shutil
+import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +20,15 @@ from hypothesis import strategies as st
 from openjobs import errors
 from openjobs.durable import Disk
 from openjobs.repo import maintain
+from openjobs.repo.index import Index, entry_matches, make_entry
 from openjobs.repo.objects import ObjectStore, PackFile
 from openjobs.repo.packdir import PackDirectory, holds_all, is_whole
 from openjobs.repo.packs import (
     BLOB,
     COMMIT,
     MAX_CHAIN,
+    OFS_DELTA,
+    REF_DELTA,
     TREE,
     RollingPack,
     common_prefix,
@@ -35,6 +41,8 @@ from openjobs.repo.packs import (
     read_header,
     read_offset,
 )
+from openjobs.repo.packs import store as stored
+from openjobs.repo.packscan import PackRegion, index_pack, scan_pack
 from openjobs.repo.trees import DIRECTORY, EMPTY, FILE, Tree, path_parts
 from tests.support import git
 
@@ -456,3 +464,157 @@ def test_a_damaged_tree_is_damage(raw: bytes) -> None:
     """Cut, or with a name that is none."""
     with pytest.raises(errors.Damaged):
         Tree.parse(raw)
+
+
+# --- packs of somebody else, read from end to end -----------------------------------------------------------
+
+
+def pack_of(*entries: bytes, count: int | None = None, end: bytes = b"") -> bytes:
+    """A pack with a right checksum, whatever its entries are."""
+    raw = struct.pack(">4sLL", b"PACK", 2, len(entries) if count is None else count) + b"".join(entries) + end
+    return raw + hashlib.sha1(raw).digest()
+
+
+def blob(data: bytes, size: int | None = None) -> bytes:
+    return entry_header(BLOB, len(data) if size is None else size) + zlib.compress(data)
+
+
+def delta(distance: int, old: bytes, new: bytes) -> bytes:
+    made = make_delta(old, new)
+    return entry_header(OFS_DELTA, len(made)) + offset_bytes(distance) + zlib.compress(made)
+
+
+def scanned(raw: bytes, path: Path, size: int | None = None) -> list[tuple[int, bytes]]:
+    """Kind and id of each object; somewhere in a file, as in a bundle."""
+    path.write_bytes(b"before" + raw)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return [
+            (kind, sha) for kind, sha, _, _ in scan_pack(PackRegion(fd, 6, len(raw) if size is None else size, "x"))
+        ]
+    finally:
+        os.close(fd)
+
+
+def test_large_objects_are_bases_too(tmp_path: Path) -> None:
+    """What is too large to be kept is read once more when a delta stands on it; the pack's index is git's."""
+    large = random.Random(3).randbytes(9 << 20)
+    first, changed = entry_header(BLOB, len(large)) + stored(large), large[:-5] + b"other"
+    raw = pack_of(first, delta(len(first), large, changed), blob(b"small"))
+    expected = [(BLOB, object_id(BLOB, data)) for data in (large, changed, b"small")]
+    assert scanned(raw, tmp_path / "x.pack") == expected
+    path = tmp_path / "y.pack"
+    path.write_bytes(raw)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        entries, checksum = index_pack(PackRegion(fd, 0, len(raw), "y"))
+    finally:
+        os.close(fd)
+    assert checksum == raw[-20:]
+    git("index-pack", path, cwd=tmp_path)
+    path.with_suffix(".idx").chmod(0o600)
+    assert PackFile(str(tmp_path), "y").entries() == entries
+
+
+#: a stored blob that holds the bytes of another entry, so that a delta can name a place within it
+HIDING = entry_header(BLOB, 400) + stored((entry_header(REF_DELTA, 5) + bytes(20) + zlib.compress(b"hello")).ljust(400))
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (pack_of(blob(b"one"), count=2), "is damaged at byte 24"),
+        (pack_of(blob(b"one"), end=b"x"), "something behind the last object"),
+        (pack_of(entry_header(BLOB, 100) + b"\x78\x01\x01\xff\xff\0\0xyz"), "the pack is cut"),
+        (pack_of(blob(b"one", 4)), "has not 4 bytes"),
+        (pack_of(blob(b"one", 2)), "more than 2 bytes"),
+        (pack_of(b"\xbf" + b"\xff" * 5000), "the pack is cut"),
+        (pack_of(blob(b"one"), delta(99, b"one", b"two")), "the delta has no base"),
+        (pack_of(blob(b"one"), delta(0, b"one", b"two")), "the delta has no base"),
+        (pack_of(HIDING, delta(len(HIDING) - HIDING.index(b"\x75\0"), b"", b"x")), "the base 0{40} is outside"),
+        (pack_of(blob(b"one"), delta(len(blob(b"one")), b"another", b"two")), "the delta does not fit"),
+    ],
+    ids=["count", "behind", "cut", "short", "long", "header", "far", "itself", "outside", "unfit"],
+)
+def test_a_pack_that_lies_is_damage(tmp_path: Path, raw: bytes, why: str) -> None:
+    """Its checksum is right, so its maker meant it; each lie is refused by name, and nothing is read beyond it."""
+    with pytest.raises(errors.Damaged, match=why):
+        scanned(raw, tmp_path / "x.pack")
+
+
+def test_a_pack_whose_end_is_not_in_the_file_is_damage(tmp_path: Path) -> None:
+    """The bundle says it is longer than what came, by a byte or by much."""
+    raw = pack_of(blob(random.Random(1).randbytes(5000)))
+    for cut, size in ((1, len(raw)), (1000, len(raw)), (0, len(raw) + 1), (0, 1 << 40)):
+        with pytest.raises(errors.Damaged, match=r"the pack is cut|checksum is wrong"):
+            scanned(raw[: len(raw) - cut], tmp_path / "x.pack", size)
+
+
+# --- git's index ---------------------------------------------------------------------------------------------
+
+
+def index_of(body: bytes, count: int = 1, version: int = 2) -> bytes:
+    raw = struct.pack(">4sLL", b"DIRC", version, count) + body
+    return raw + hashlib.sha1(raw).digest()
+
+
+ENTRY = make_entry(b"jobs.json", bytes(20), FILE, None)
+#: version 4: 62 fixed bytes, how much of the name before is dropped, the rest of the name, a zero
+FOURTH = ENTRY[:62] + b"\0jobs.json\0"
+
+
+def loaded(path: Path, raw: bytes) -> Index:
+    path.write_bytes(raw)
+    return Index.load(str(path))
+
+
+def test_an_index_in_any_version_is_read_to_its_end(tmp_path: Path) -> None:
+    """Names, and extensions that are caches, which are dropped when it is written."""
+    assert loaded(tmp_path / "i", index_of(ENTRY)).names() == [b"jobs.json"]
+    second = ENTRY[:62] + b"\x04lock\0"
+    assert loaded(tmp_path / "i", index_of(FOURTH + second, 2, 4)).names() == [b"jobs.json", b"jobs.lock"]
+    cached = loaded(tmp_path / "i", index_of(ENTRY + b"TREE\0\0\0\x03abc" + b"XXXX\0\0\0\0"))
+    assert b"".join(cached.encode()) == index_of(ENTRY)
+
+
+@pytest.mark.parametrize(
+    ("raw", "error", "why"),
+    [
+        (index_of(FOURTH + ENTRY[:62] + b"\x0clock\0", 2, 4), errors.Damaged, "the entry at byte 85 is wrong"),
+        (
+            index_of(make_entry(b"jobs2.json", bytes(20), FILE, None)[:-4]),
+            errors.Damaged,
+            "the entry at byte 12 is wrong",
+        ),
+        (index_of(ENTRY[:62] + bytes(2)), errors.Damaged, "an entry has no name"),
+        (index_of(ENTRY, 2), errors.Damaged, "is damaged"),
+        (index_of(ENTRY, version=5), errors.Damaged, "there is no version 5"),
+        (index_of(ENTRY + b"TREE\0\0"), errors.Damaged, "an extension is cut"),
+        (index_of(ENTRY + b"TREE\0\0\0\x09abc"), errors.Damaged, "an extension is cut"),
+        (index_of(ENTRY + b"link\0\0\0\0"), errors.RepositoryRefused, "its index is split"),
+        (index_of(ENTRY + b"sdir\0\0\0\0"), errors.RepositoryRefused, "needs the extension sdir"),
+    ],
+    ids=["prefix", "padding", "nameless", "count", "version", "cut", "long", "split", "sparse"],
+)
+def test_an_index_that_lies_is_refused(tmp_path: Path, raw: bytes, error: type[Exception], why: str) -> None:
+    """Its checksum is right; what it says is not, or is more than is understood here."""
+    with pytest.raises(error, match=why):
+        loaded(tmp_path / "i", raw)
+
+
+def test_an_index_that_is_no_file_is_not_a_missing_one(tmp_path: Path) -> None:
+    """Only a missing one is made again; over a link or a directory nothing is written."""
+    with pytest.raises(FileNotFoundError):
+        Index.load(str(tmp_path / "index"))
+    (tmp_path / "index").mkdir()
+    with pytest.raises(errors.Damaged, match="no regular file"):
+        Index.load(str(tmp_path / "index"))
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.Damaged, match="cannot be read"):
+        Index.load(str(tmp_path / "link"))
+
+
+def test_an_entry_matches_no_directory(tmp_path: Path) -> None:
+    """Whatever stands in a file's place with the same times and numbers is another thing."""
+    made = os.lstat(tmp_path)
+    assert not entry_matches(make_entry(b"x", bytes(20), FILE, made), made)
