@@ -142,17 +142,17 @@ class GitRepository:
         return self._log(self._read_head().commit if start is None else start, tuple(paths), asked=start is not None)
 
     def _log(self, commit_id: str, paths: Sequence[str], *, asked: bool) -> Iterator[CommitInfo]:
-        at: str | None = commit_id
+        at = commit_id
         commit = self._asked(commit_id) if asked else self._commit(commit_id)
         before = self._versions(at, commit, paths)
-        while at is not None:
+        while True:
             parent = commit.parents[0] if commit.parents else None
             below = self._commit(parent) if parent else None
             after, before = before, self._versions(parent, below, paths)
             if not paths or after != before:
                 yield commit.info(at)
-            if below is None:
-                break
+            if parent is None or below is None:
+                return
             at, commit = parent, below
 
     def _versions(self, commit_id: str | None, commit: Commit | None, paths: Sequence[str]) -> list[str | None]:

@@ -47,6 +47,8 @@ _RESTING_BYTES = 64 << 10
 _RESTING_TREES = 8
 #: looks for an object while other programs swap packs between any two of them
 _LOOKS = 200
+#: bases that are named by their ids (packs of other writers) and lie each in another's chain
+_DEEPEST = 120
 #: what a `.keep` file of ours says; anything else in one means that the pack is somebody else's
 KEEP_TEXT = b"openjobs\n"
 #: the same for a pack that was encoded anew; cut, it is `KEEP_TEXT` or the beginning of it
@@ -134,12 +136,16 @@ class PackFile:
 
     def _part(self, at: int, size: int) -> bytes:
         if self._index:
-            return self._index[at : at + size]
-        fd = open_file(self.base + ".idx")
-        try:
-            return os.pread(fd, size, at)
-        finally:
-            os.close(fd)
+            part = self._index[at : at + size]
+        else:
+            fd = open_file(self.base + ".idx")
+            try:
+                part = os.pread(fd, size, at)
+            finally:
+                os.close(fd)
+        if len(part) < size:
+            raise Damaged(f"{self.base}.idx is damaged: it is cut", path=f"{self.base}.idx")
+        return part
 
     def find(self, sha: bytes) -> int | None:
         """Where the object's entry begins, or None."""
@@ -175,8 +181,6 @@ class PackFile:
         """Every entry, in order of ids."""
         count = len(self)
         raw = self._part(0, IDX_NAMES_AT + 28 * count)
-        if len(raw) < IDX_NAMES_AT + 28 * count:
-            raise Damaged(f"{self.base}.idx is damaged: it is cut", path=f"{self.base}.idx")
         crc_at, offset_at = IDX_NAMES_AT + 20 * count, IDX_NAMES_AT + 24 * count
         crcs = struct.unpack(f">{count}L", raw[crc_at:offset_at])
         offsets = struct.unpack(f">{count}L", raw[offset_at:])
@@ -220,6 +224,8 @@ class ObjectStore:
         self._trees: OrderedDict[bytes, Tree] = OrderedDict()
         self._packs: list[PackFile] = []
         self._listing_is_old = True
+        #: during one look: objects that are being read, or could not be; each is tried once
+        self._bad: dict[bytes, Damaged] = {}
         self.rolling: RollingPack | None = None
 
     def rest(self) -> None:
@@ -261,22 +267,40 @@ class ObjectStore:
         return found
 
     def _from_disk(self, sha: bytes, depth: int) -> tuple[int, bytes]:
-        if depth > 200:
-            raise Damaged(f"object {sha.hex()} is damaged: its deltas go in circles", path=sha.hex())
-        problem: Damaged | None = None
         packs = self._listed()
+        if depth:
+            # Who asks for a base looks again for it; each base of a chain would double the looks for the next.
+            return self._look(sha, packs, depth)
         for look in range(_LOOKS):
-            for found in self._copies(sha, packs, depth):
-                if isinstance(found, Damaged):
-                    problem = found
-                elif object_id(*found) == sha:
-                    return found
-                else:
-                    problem = Damaged(f"object {sha.hex()} is damaged: it has another content", path=sha.hex())
+            try:
+                return self._look(sha, packs, depth)
+            except Damaged as error:
+                problem = error
+            finally:
+                self._bad.clear()
             before, packs = {pack.name for pack in packs}, self.rescan()
             if look and before == {pack.name for pack in packs}:
                 break
-        raise problem or Damaged(f"object {sha.hex()} is missing", path=sha.hex(), missing=True)
+        raise problem
+
+    def _look(self, sha: bytes, packs: list[PackFile], depth: int) -> tuple[int, bytes]:
+        """A copy that is whole, if there is one in `packs` or in a file of its own. Raises `Damaged`."""
+        if depth > _DEEPEST:
+            raise Damaged(f"object {sha.hex()} is damaged: its chain of deltas is too long", path=sha.hex())
+        if sha in self._bad:
+            raise self._bad[sha]
+        self._bad[sha] = Damaged(f"object {sha.hex()} is damaged: its deltas go in circles", path=sha.hex())
+        problem: Damaged | None = None
+        for found in self._copies(sha, packs, depth):
+            if isinstance(found, Damaged):
+                problem = found
+            elif object_id(*found) == sha:
+                del self._bad[sha]
+                return found
+            else:
+                problem = Damaged(f"object {sha.hex()} is damaged: it has another content", path=sha.hex())
+        self._bad[sha] = problem or Damaged(f"object {sha.hex()} is missing", path=sha.hex(), missing=True)
+        raise self._bad[sha]
 
     def _copies(self, sha: bytes, packs: list[PackFile], depth: int) -> Iterator[tuple[int, bytes] | Damaged]:
         """Each copy that can be found, as its content or as what is wrong with it."""
@@ -287,7 +311,7 @@ class ObjectStore:
                     continue
                 with pack.open() as source:
                     content = read_entry(source, at, lambda base: self._read(base, depth + 1))
-            except (FileNotFoundError, struct.error):
+            except FileNotFoundError:
                 continue
             except Damaged as error:
                 yield error

@@ -461,9 +461,6 @@ class RollingPack:
     def __contains__(self, sha: bytes) -> bool:
         return sha in self._at
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def ids(self) -> list[bytes]:
         """The newest first."""
         return [entry[0] for entry in reversed(self._entries)]

@@ -275,6 +275,8 @@ class _Source:
                 if kind != OFS_DELTA:
                     return kind
                 at -= read_offset(raw, used)[0]
+                if at not in self.ids:
+                    break
             except IndexError:
                 break
         raise Damaged(f"{self.name} is damaged at byte {at}: the delta has no base", path=self.name, offset=at)

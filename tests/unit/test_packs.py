@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -30,10 +31,12 @@ from openjobs.repo.packs import (
     OFS_DELTA,
     REF_DELTA,
     TREE,
+    EncodedPack,
     RollingPack,
     common_prefix,
     common_suffix,
     deflate,
+    encode_index,
     entry_header,
     make_delta,
     object_id,
@@ -45,6 +48,7 @@ from openjobs.repo.packs import store as stored
 from openjobs.repo.packscan import PackRegion, index_pack, scan_pack
 from openjobs.repo.trees import DIRECTORY, EMPTY, FILE, Tree, path_parts
 from tests.support import git
+from tests.support.disks import FaultyDisk
 
 
 @st.composite
@@ -524,7 +528,7 @@ HIDING = entry_header(BLOB, 400) + stored((entry_header(REF_DELTA, 5) + bytes(20
     ("raw", "why"),
     [
         (pack_of(blob(b"one"), count=2), "is damaged at byte 24"),
-        (pack_of(blob(b"one"), end=b"x"), "something behind the last object"),
+        (pack_of(blob(b"one"), end=b"x"), "does not end where the pack does"),
         (pack_of(entry_header(BLOB, 100) + b"\x78\x01\x01\xff\xff\0\0xyz"), "the pack is cut"),
         (pack_of(blob(b"one", 4)), "has not 4 bytes"),
         (pack_of(blob(b"one", 2)), "more than 2 bytes"),
@@ -618,3 +622,409 @@ def test_an_entry_matches_no_directory(tmp_path: Path) -> None:
     """Whatever stands in a file's place with the same times and numbers is another thing."""
     made = os.lstat(tmp_path)
     assert not entry_matches(make_entry(b"x", bytes(20), FILE, made), made)
+
+
+# --- packs that lie, read by their indexes ---------------------------------------------------------------------
+
+
+def placed(store: ObjectStore, raw: bytes, *entries: tuple[bytes, int]) -> PackFile:
+    """A pack with an index that says where each object begins; both have right checksums, if the pack has."""
+    name = Path(store.pack_dir, f"pack-{hashlib.sha1(raw).hexdigest()}")
+    name.with_suffix(".pack").write_bytes(raw)
+    index = encode_index(sorted((sha, at, 0) for sha, at in entries), raw[-20:])
+    name.with_suffix(".idx").write_bytes(index)
+    store.forget_packs()
+    return PackFile(store.pack_dir, name.name)
+
+
+#: an object that no pack has, whatever an index says
+WANTED = bytes(19) + b"\1"
+ONE = blob(b"one")
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (entry_header(BLOB, 1 << 40) + zlib.compress(b"x"), "an object of 1099511627776 bytes is too large"),
+        (entry_header(0, 3) + zlib.compress(b"one"), "there is no kind of entry 0"),
+        (entry_header(5, 3) + zlib.compress(b"one"), "there is no kind of entry 5"),
+        (b"\xbf" + b"\xff" * 5000, "the pack is cut"),
+        (entry_header(OFS_DELTA, 5) + b"\xff" * 5000, "the entry is cut"),
+        (delta(0, b"one", b"two"), "the delta has no base"),
+        (delta(4000, b"one", b"two"), "the delta has no base"),
+        (delta(len(ONE), b"another", b"two"), "the delta does not fit"),
+        (entry_header(BLOB, 3) + b"no stream at all", "Error -3 while decompressing"),
+        (blob(b"one", 2), "has not 2 bytes"),
+        (blob(b"one", 4), "has not 4 bytes"),
+        (entry_header(BLOB, 100) + b"\x78\x01\x01\xff\xff\0\0xyz", "the pack is cut"),
+        (blob(b"other"), "it has another content"),
+    ],
+    ids=[
+        *("huge", "kind 0", "kind 5", "header", "distance", "itself", "far", "unfit"),
+        *("garbage", "long", "short", "stream", "other"),
+    ],
+)
+def test_an_entry_that_lies_is_damage(store: ObjectStore, entry: bytes, why: str) -> None:
+    """The index leads to it, and it is not what it says: refused by name, and the objects beside it are read."""
+    one = object_id(BLOB, b"one")
+    placed(store, pack_of(ONE, entry), (one, 12), (WANTED, 12 + len(ONE)))
+    with pytest.raises(errors.Damaged, match=why):
+        store.blob(WANTED)
+    assert store.blob(one) == b"one"
+
+
+def test_an_entry_behind_the_end_is_damage(store: ObjectStore) -> None:
+    """An index that leads out of its pack."""
+    placed(store, pack_of(ONE), (WANTED, 5000))
+    with pytest.raises(errors.Damaged, match="the pack is cut"):
+        store.blob(WANTED)
+
+
+def test_bases_that_go_in_circles_are_damage(store: ObjectStore) -> None:
+    """Two deltas, each of which names the other as its base: the search ends."""
+    other = bytes(19) + b"\2"
+    made = zlib.compress(make_delta(b"", b"x"))
+    entries = [entry_header(REF_DELTA, len(make_delta(b"", b"x"))) + sha + made for sha in (other, WANTED)]
+    placed(store, pack_of(*entries), (WANTED, 12), (other, 12 + len(entries[0])))
+    with pytest.raises(errors.Damaged, match="deltas go in circles"):
+        store.blob(WANTED)
+
+
+def test_a_chain_that_is_too_long_is_damage(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than git makes them, nobody follows it."""
+    monkeypatch.setattr("openjobs.repo.packs.MAX_CHAIN_READ", 20)
+    entries, at = [ONE], 12
+    for _ in range(22):
+        at += len(entries[-1])
+        entries.append(delta(len(entries[-1]), b"one", b"one"))
+    placed(store, pack_of(*entries), (WANTED, at))
+    with pytest.raises(errors.Damaged, match="the chain of deltas is too long"):
+        store.blob(WANTED)
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (entry_header(BLOB, 1 << 40) + zlib.compress(b"x"), "an object of 1099511627776 bytes is too large"),
+        (entry_header(REF_DELTA, 5) + bytes(20) + zlib.compress(b"hello"), "its base is outside"),
+        (entry_header(0, 3) + zlib.compress(b"one"), "it is of no kind that there is"),
+        (entry_header(BLOB, 3) + b"no stream at all", "Error -3 while decompressing"),
+    ],
+    ids=["huge", "outside", "kind 0", "garbage"],
+)
+def test_an_entry_that_lies_ends_the_walk_over_its_pack(tmp_path: Path, entry: bytes, why: str) -> None:
+    """Read from end to end, too; the place is counted from the pack's beginning."""
+    with pytest.raises(errors.Damaged, match=f"x is damaged at byte {12 + len(ONE)} of its pack: .*{why}"):
+        scanned(pack_of(ONE, entry), tmp_path / "x.pack")
+
+
+def test_a_delta_that_makes_too_much_is_never_applied(tmp_path: Path) -> None:
+    """A few kilobytes of instructions would fill the memory: what they make is added up first."""
+    copies = b"\x80" * 8193  # each of them 65,536 bytes from the base's beginning
+    bomb = b"\x80\x80\x04" + b"\x80\x80\x84\x80\x02" + copies
+    base = entry_header(BLOB, 65536) + zlib.compress(bytes(65536))
+    raw = pack_of(base, entry_header(OFS_DELTA, len(bomb)) + offset_bytes(len(base)) + zlib.compress(bomb))
+    with pytest.raises(errors.Damaged, match="what the delta makes is too large"):
+        scanned(raw, tmp_path / "x.pack")
+
+
+# --- large indexes, and files that change under a reader ---------------------------------------------------------
+
+
+def test_places_behind_two_gigabytes_are_kept_in_a_table_of_their_own(store: ObjectStore) -> None:
+    """As git writes and dulwich reads it; one in that table is found as any other."""
+    ids = sorted(hashlib.sha1(b"%d" % number).digest() for number in range(5))
+    places = [12, (1 << 31) - 1, 1 << 31, (1 << 40) + 7, 100]
+    entries = [(sha, at, number) for number, (sha, at) in enumerate(zip(ids, places, strict=True))]
+    path = Path(store.pack_dir, "pack-x.idx")
+    path.write_bytes(encode_index(entries, bytes(20)))
+    pack = PackFile(store.pack_dir, "pack-x")
+    assert pack.entries() == entries
+    assert [pack.find(sha) for sha in ids] == places
+    with dulwich.pack.load_pack_index(str(path), dulwich.objects.DEFAULT_OBJECT_FORMAT) as index:
+        assert list(index.iterentries()) == entries
+
+
+def test_an_object_of_a_large_pack_is_found_where_its_index_says(store: ObjectStore) -> None:
+    """Its place stands in the table of large ones although it is small: git allows that."""
+    raw = pack_of(ONE)
+    sha = object_id(BLOB, b"one")
+    pack = placed(store, raw, (sha, 12))
+    index = bytearray(Path(f"{pack.base}.idx").read_bytes())
+    index[-44:-40] = struct.pack(">L", 1 << 31)
+    index[-40:-40] = struct.pack(">Q", 12)
+    Path(f"{pack.base}.idx").write_bytes(index)
+    assert store.blob(sha) == b"one"
+
+
+def test_an_index_that_is_cut_while_it_is_read_is_damage(store: ObjectStore) -> None:
+    """A large one is read where it is needed, so it may have changed since its table was read."""
+    count = 4000
+    entries = sorted((hashlib.sha1(b"%d" % number).digest(), 12, 0) for number in range(count))
+    path = Path(store.pack_dir, "pack-x.idx")
+    path.write_bytes(encode_index(entries, bytes(20)))
+    pack = PackFile(store.pack_dir, "pack-x")
+    assert len(pack) == count
+    assert pack.find(entries[7][0]) == 12
+    os.truncate(path, 70_000)
+    with pytest.raises(errors.Damaged, match="it is cut"):
+        pack.entries()
+    assert not holds_all(pack, pack)
+    pack.forget()
+    with pytest.raises(errors.Damaged, match="it is cut or its table is wrong"):
+        len(pack)
+
+
+def linked(path: Path) -> None:
+    kept = path.rename(path.with_name("kept"))
+    path.symlink_to(kept)
+
+
+def test_a_link_where_an_object_should_be_is_damage(store: ObjectStore, tmp_path: Path) -> None:
+    """A pack, or a file of its own: what it leads to is not read, whatever is there."""
+    packed, alone = object_id(BLOB, b"one"), object_id(BLOB, b"two")
+    linked(Path(f"{placed(store, pack_of(ONE), (packed, 12)).base}.pack"))
+    path = tmp_path / ".git" / "objects" / alone.hex()[:2] / alone.hex()[2:]
+    path.parent.mkdir()
+    path.write_bytes(zlib.compress(b"blob 3\0two"))
+    assert store.blob(alone) == b"two"
+    store.close()
+    linked(path)
+    for sha in (packed, alone):
+        with pytest.raises(errors.Damaged, match="cannot be read: Too many levels of symbolic links"):
+            store.blob(sha)
+
+
+def test_a_reader_without_descriptors_calls_nothing_damaged(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the system says of this process says nothing about a file, so it is passed on."""
+    sha = object_id(BLOB, b"one")
+    placed(store, pack_of(ONE), (sha, 12))
+    assert len(store.packs()[0]) == 1
+
+    def refused(path: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("openjobs.repo.objects.open_file", refused)
+        with pytest.raises(OSError, match="Too many open files"):
+            store.blob(sha)
+    assert store.blob(sha) == b"one"
+
+
+def test_a_search_ends_although_writers_never_do(
+    store: ObjectStore, directory: PackDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time the packs are listed there is another one: what is missing is called so after a bounded number of
+    looks."""
+    listed, looks = store.rescan, []
+
+    def never_the_same() -> list[PackFile]:
+        rolling = RollingPack()
+        fill(rolling, [b"%d" % len(looks)])
+        looks.append(write(directory, rolling))
+        if len(looks) > 1:
+            directory.remove(looks[-2])
+        return listed()
+
+    monkeypatch.setattr("openjobs.repo.objects._LOOKS", 12)
+    monkeypatch.setattr(store, "rescan", never_the_same)
+    with pytest.raises(errors.Damaged, match="is missing"):
+        store.blob(WANTED)
+    assert len(looks) == 13
+
+
+def test_at_rest_little_is_kept_and_everything_is_found(store: ObjectStore) -> None:
+    """Of the trees that were read the last few stay in memory; the others are read again."""
+    trees = [EMPTY.put(b"%d" % number, FILE, WANTED) for number in range(20)]
+    raws = [entry_header(TREE, len(tree.raw)) + zlib.compress(tree.raw) for tree in trees]
+    ids = [object_id(TREE, tree.raw) for tree in trees]
+    places = [12 + sum(map(len, raws[:number])) for number in range(20)]
+    placed(store, pack_of(*raws), *zip(ids, places, strict=True))
+    for _ in range(2):
+        assert [store.tree(sha).entries for sha in ids] == [tree.entries for tree in trees]
+        store.rest()
+        assert len(store._trees) == 8
+
+
+# --- what the writer does with packs that are not as they should be -----------------------------------------------
+
+
+def test_the_writer_goes_on_with_the_pack_that_holds_the_others(store: ObjectStore, directory: PackDirectory) -> None:
+    """Whichever was touched last: a copy of an older one may be newer by its time."""
+    versions = history(11, 12)
+    rolling = RollingPack()
+    ids = fill(rolling, versions[:10])
+    small = write(directory, rolling)
+    rolling.add(BLOB, object_id(BLOB, versions[10]), versions[10], ids[-1], versions[9])
+    large = write(directory, rolling)
+    os.utime(f"{store.pack_dir}/{large}.idx", (1, 1))
+    resumed = directory.resume()
+    assert (resumed.name, list(resumed.superseded)) == (large, [small])
+    assert sorted(resumed.rolling.ids()) == sorted(object_id(BLOB, version) for version in versions[:11])
+
+
+def test_mending_leaves_alone_what_it_cannot_read(store: ObjectStore, directory: PackDirectory) -> None:
+    """A pack whose index is cut holds nothing that can be proved, and is held by nothing."""
+    versions = history(12, 12)
+    rolling = RollingPack()
+    ids = fill(rolling, versions[:10])
+    small = write(directory, rolling)
+    rolling.add(BLOB, object_id(BLOB, versions[10]), versions[10], ids[-1], versions[9])
+    large = write(directory, rolling)
+    index = Path(store.pack_dir, f"{large}.idx")
+    raw = index.read_bytes()
+    os.truncate(index, 1100)
+    directory.mend()
+    assert {pack.name for pack in store.packs()} == {small, large}
+    assert not holds_all(PackFile(store.pack_dir, large), PackFile(store.pack_dir, small))
+    assert not is_whole(PackFile(store.pack_dir, "pack-that-is-gone"))
+    index.write_bytes(raw)
+    directory.mend()
+    assert {pack.name for pack in store.packs()} == {large}
+
+
+def test_a_pack_that_is_there_survives_the_failure_to_write_it_again(store: ObjectStore) -> None:
+    """At each effect of the second writing; what a failure leaves of a new one goes."""
+    disk = FaultyDisk()
+    directory = PackDirectory(store, disk)
+    rolling = RollingPack()
+    [sha] = fill(rolling, [b"content" * 100])
+    encoded = rolling.encode()
+    body, entries = bytes(encoded.pack[0]), PackFile(store.pack_dir, directory_name(directory, encoded)).entries()
+    fill(rolling, [b"other" * 100])
+    for k in range(1, 20):
+        disk.arm(k)
+        try:
+            directory.publish_stream(lambda: iter([body]), entries, repacked=True)
+        except OSError:
+            assert PackFile(store.pack_dir, encoded.name).is_ours()
+        else:
+            break
+        finally:
+            disk.disarm()
+        store.close()
+        assert store.blob(sha) == b"content" * 100
+        assert is_whole(PackFile(store.pack_dir, encoded.name))
+    assert disk.failed == []
+    assert PackFile(store.pack_dir, encoded.name).is_repacked()
+
+
+def directory_name(directory: PackDirectory, encoded: EncodedPack) -> str:
+    directory.publish(encoded)
+    return encoded.name
+
+
+def test_the_mark_of_somebody_else_is_never_replaced(store: ObjectStore, directory: PackDirectory) -> None:
+    """A `.keep` that is not ours says that its owner wants the pack: it stays, word for word."""
+    rolling = RollingPack()
+    fill(rolling, [b"content"])
+    name = write(directory, rolling)
+    keep = Path(store.pack_dir, f"{name}.keep")
+    keep.unlink()
+    keep.write_text("mine\n")
+    directory.keep(name)
+    directory.publish(rolling.encode(), repacked=True)
+    assert keep.read_text() == "mine\n"
+    assert not PackFile(store.pack_dir, name).is_ours()
+
+
+def test_packs_that_are_the_beginnings_of_one_are_joined_into_that_one(
+    store: ObjectStore, directory: PackDirectory
+) -> None:
+    """Where the largest already is what comes of it, it stays and the others go."""
+    versions = history(13, 10)
+    rolling, names = RollingPack(), []
+    for number, version in enumerate(versions):
+        before = versions[number - 1] if number else b""
+        rolling.add(BLOB, object_id(BLOB, version), version, object_id(BLOB, before) if number else None, before)
+        names.append(write(directory, rolling))
+        os.utime(f"{store.pack_dir}/{names[-1]}.idx", (number, number))
+    assert maintain.join_packs(directory, store, busy=set()) == 9
+    assert [pack.name for pack in store.packs()] == [names[-1]]
+    assert [store.blob(object_id(BLOB, version)) for version in versions] == versions
+
+
+def test_what_is_too_much_on_the_way_waits(store: ObjectStore, directory: PackDirectory) -> None:
+    """Joining after a batch copies a bounded number of bytes; maintenance copies all of them."""
+    expected = joined(store, directory, 8, doubles=False)
+    size = sum(pack.size_bytes() for pack in store.packs())
+    assert maintain.join_packs(directory, store, busy=set(), limit_bytes=size - 1) == 0
+    assert len(store.packs()) == 8
+    assert maintain.join_packs(directory, store, busy=set(), limit_bytes=size) == 7
+    assert {sha: store.blob(sha) for sha in expected} == expected
+
+
+def test_damaged_packs_are_not_joined(store: ObjectStore, directory: PackDirectory) -> None:
+    """One that is whole stays as it is beside seven that are not, and that is said; with two of them there is
+    something to join, and the damaged ones stay for who may still find much in them."""
+    joined(store, directory, 8, doubles=False)
+    names = [pack.name for pack in store.packs()]
+    whole = {name: Path(store.pack_dir, f"{name}.pack").read_bytes() for name in names}
+    for name in names[1:]:
+        Path(store.pack_dir, f"{name}.pack").write_bytes(whole[name][:-1] + b"x")
+    with pytest.raises(errors.Damaged, match="or one beside it is damaged"):
+        maintain.join_packs(directory, store, busy=set())
+    assert [pack.name for pack in store.packs()] == names
+    Path(store.pack_dir, f"{names[1]}.pack").write_bytes(whole[names[1]])
+    maintain.join_once(directory, store, busy=set())
+    left = {pack.name for pack in store.packs()}
+    assert set(names[2:]) <= left
+    assert left.isdisjoint(names[:2])
+    assert len(left) == 7
+
+
+def chained(store: ObjectStore, count: int, first: bytes) -> list[tuple[bytes, bytes]]:
+    """A pack of `count` deltas, each of which names the one before by its id, the first of them `first`."""
+    base, data, pieces, at = object_id(BLOB, first), first, [], 12
+    found: list[tuple[bytes, bytes]] = []
+    entries: list[tuple[bytes, int]] = []
+    for number in range(count):
+        new = first + b"%d" % number
+        made = make_delta(data, new)
+        pieces.append(entry_header(REF_DELTA, len(made)) + base + zlib.compress(made))
+        base, data = object_id(BLOB, new), new
+        found.append((base, data))
+        entries.append((base, at))
+        at += len(pieces[-1])
+    placed(store, pack_of(*pieces), *entries)
+    return found
+
+
+def test_a_chain_by_ids_is_read_to_its_end_or_called_too_long(store: ObjectStore) -> None:
+    """git follows each base by its id where it was told not to write distances: one at a time, and not for ever."""
+    first = b"content" * 100
+    placed(store, pack_of(blob(first)), (object_id(BLOB, first), 12))
+    found = chained(store, 200, first)
+    for number in (119, 60):
+        store.close()
+        assert store.blob(found[number][0]) == found[number][1]
+    store.close()
+    with pytest.raises(errors.Damaged, match="chain of deltas is too long"):
+        store.blob(found[199][0])
+    for sha, data in found:
+        assert store.blob(sha) == data
+
+
+def test_a_long_chain_on_a_base_that_is_missing_is_looked_through_once(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the chain is in two packs: what is missing is named, after a number of looks that does not double
+    with each delta."""
+    looks: list[bytes] = []
+    copies = store._copies
+
+    def counted(sha: bytes, *more: object) -> object:
+        looks.append(sha)
+        return copies(sha, *more)  # type: ignore[arg-type]
+
+    first = b"content" * 100
+    found = chained(store, 50, first)
+    for path in list(Path(store.pack_dir).iterdir()):
+        shutil.copy(path, path.with_name(f"pack-other{path.suffix}"))
+    store.forget_packs()
+    monkeypatch.setattr(store, "_copies", counted)
+    with pytest.raises(errors.Damaged, match=f"object {object_id(BLOB, first).hex()} is missing"):
+        store.blob(found[-1][0])
+    assert len(looks) == 2 * 51
