@@ -675,6 +675,86 @@ def test_an_edit_of_a_file_that_was_to_go_is_kept(repository: GitRepository) -> 
     assert git("status", "--porcelain", cwd=repo).splitlines() == ["?? extra"]
 
 
+def test_the_same_commit_made_again_is_the_same_commit(repository: GitRepository) -> None:
+    """Somebody took the branch back, and a caller tries again with the same time: the id is the one that it was, and
+    the pack that holds it stays."""
+    repository.transact([append("one")], now=NOW)
+    [made] = repository.transact([append("two")], now=NOW)
+    names = packs(repository)
+    git("reset", "-q", "--hard", "HEAD~1", cwd=repository.path)
+    [again] = repository.transact([append("two")], now=NOW)
+    assert again.commit_id == made.commit_id
+    assert packs(repository) == names
+    assert lines(repository) == ["start", "one", "two"]
+    healthy(repository)
+
+
+def test_the_same_commit_that_fails_leaves_its_pack(tmp_path: Path) -> None:
+    """At whichever effect: the pack was there before, so it is not what is undone."""
+    disk = FaultyDisk()
+    repository = GitRepository.create(tmp_path / "repo", disk, FILES, now=NOW)
+    repository.transact([append("one")], now=NOW)
+    [made] = repository.transact([append("two")], now=NOW)
+
+    def once(view: View) -> Change | None:
+        return None if "two" in (view.read("jobs.json") or b"").decode().split() else append("two")(view)
+
+    for k in range(1, 100):
+        git("reset", "-q", "--hard", "HEAD~1", cwd=repository.path)
+        disk.arm(k)
+        try:
+            [outcome] = repository.transact([once], now=NOW)
+        except (errors.StoreWriteFailed, errors.OutcomeUnknown):
+            git("cat-file", "-e", made.commit_id or "", cwd=repository.path)
+            [outcome] = repository.transact([once], now=NOW)
+        disk.disarm()
+        assert outcome.commit_id == made.commit_id
+        assert lines(repository) == ["start", "one", "two"]
+        assert repository.check() == []
+        if not disk.failed:
+            break
+    assert 10 < k < 99
+    healthy(repository)
+    repository.close()
+
+
+def test_reflogs_that_somebody_removed_are_begun_again(repository: GitRepository) -> None:
+    """With their directories."""
+    repository.transact([append("one")])
+    shutil.rmtree(repository.path / ".git" / "logs")
+    repository.transact([append("two")])
+    for name in ("HEAD", "main"):
+        assert git("reflog", "show", "--format=%gs", name, cwd=repository.path) == "commit: two"
+    healthy(repository)
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_an_index_that_another_program_puts_back_is_mended(
+    repository: GitRepository, monkeypatch: pytest.MonkeyPatch, dropped: bool
+) -> None:
+    """It had read the index before us and writes it after us: what we added is added again, and what we removed is
+    removed again; what it added stays."""
+    repository.transact([append("one", "extra")])
+    index = repository.path / ".git" / "index"
+    (repository.path / "theirs").write_text("theirs\n")
+    git("add", "theirs", cwd=repository.path)
+    before = index.read_bytes()
+    git("reset", "-q", cwd=repository.path)
+    log = repository._write_reflog
+
+    def then_put_back(draft: object) -> None:
+        log(draft)  # type: ignore[arg-type]
+        index.write_bytes(before)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(repository, "_write_reflog", then_put_back)
+        files: dict[str, bytes | None] = {"extra": None if dropped else b"new\n", "jobs.json": b"changed\n"}
+        repository.transact([lambda view: Change(files=files, subject="two")])
+    assert git("status", "--porcelain", cwd=repository.path) == "A  theirs"
+    assert git("ls-files", "extra", cwd=repository.path) == ("" if dropped else "extra")
+    assert repository.view().read("extra") == files["extra"]
+
+
 # --- views --------------------------------------------------------------------------------------------------
 
 
@@ -789,9 +869,6 @@ def test_a_dead_lock_of_ours_is_removed(repository: GitRepository, lock: str, te
     fresh.close()
 
 
-# --- creating ---------------------------------------------------------------------------------------------
-
-
 class Interrupted(Disk):
     """A disk on which `act` happens once, right after something whose name ends so was removed."""
 
@@ -857,6 +934,38 @@ def test_a_file_that_cannot_be_read_counts_as_edited(
     assert (repo / "jobs.json").read_text() == "start\none\ntwo\n"
 
 
+@pytest.mark.parametrize("lock", ["HEAD.lock", "refs/heads/main.lock"])
+def test_maintenance_waits_for_who_writes_a_reflog(repository: GitRepository, lock: str) -> None:
+    """git writes a reflog under a reference's lock: a long one is cut when that is free, and whole until then."""
+    repository.transact([append("one")])
+    name = lock.removesuffix(".lock")
+    path = repository.path / ".git" / "logs" / name
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[-1] * 3000)
+    long = path.read_bytes()
+    held = repository.path / ".git" / lock
+    held.write_text("another's")
+    maintenance = repository.maintenance()
+
+    def to_the_end() -> None:
+        while maintenance.step():
+            pass
+
+    with pytest.raises(RepositoryBusy, match="another program"):
+        to_the_end()
+    assert path.read_bytes() == long
+    assert held.read_text() == "another's"
+    held.unlink()
+    to_the_end()
+    maintenance.close()
+    assert long.endswith(path.read_bytes())
+    assert len(path.read_bytes()) <= 128 << 10
+    repository.transact([append("two")])
+    healthy(repository)
+
+
+# --- creating ---------------------------------------------------------------------------------------------
+
+
 def create_one(path: str, start: object, results: object) -> None:
     start.wait()  # type: ignore[attr-defined]
     try:
@@ -898,6 +1007,64 @@ def test_what_stands_there_is_not_replaced(tmp_path: Path) -> None:
         with pytest.raises(errors.SessionExists):
             GitRepository.create(tmp_path / name, Disk(durable=False), FILES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "repo"]
+
+
+def test_a_name_that_is_there_although_its_making_failed_is_unknown(tmp_path: Path) -> None:
+    """The disk renamed it and then said that it had not: nobody may say that nothing happened."""
+    disk = FaultyDisk()
+    renames = RecordingDisk()
+    GitRepository.create(tmp_path / "first", renames, FILES).close()
+    [number] = [n for n, effect in enumerate(renames.effects, 1) if effect.target == str(tmp_path / "first")]
+    disk.arm(number, late=True)
+    with pytest.raises(errors.OutcomeUnknown):
+        GitRepository.create(tmp_path / "repo", disk, FILES)
+    with pytest.raises(errors.SessionExists):
+        GitRepository.create(tmp_path / "repo", Disk(durable=False), FILES)
+    made = GitRepository(tmp_path / "repo", Disk(durable=False))
+    assert lines(made) == ["start"]
+    healthy(made)
+    made.close()
+
+
+def test_what_creators_left_who_were_killed_is_swept(tmp_path: Path) -> None:
+    """By the next that creates the same one: what has a lock that nobody holds, and what has none and is old. What is
+    being made, and what is somebody else's, stays."""
+    names = [".repo.1-1.tmp", ".repo.1-2.tmp", ".repo.1-3.tmp", ".repo.1-4.tmp", ".other.1-1.tmp", ".repo.1-1.txt"]
+    for name in names:
+        (tmp_path / name / ".git" / "openjobs").mkdir(parents=True)
+        (tmp_path / name / "file").write_text("x")
+    old, made, free, held = (tmp_path / name for name in names[:4])
+    for path in (free, held):
+        (path / ".git" / "openjobs" / "lock").touch()
+    for name in (names[0], names[4], names[5]):
+        os.utime(tmp_path / name, (1, 1))
+    lock = FileLock(held / ".git" / "openjobs" / "lock", Disk(durable=False))
+    assert lock.try_acquire()
+    GitRepository.create(tmp_path / "repo", Disk(durable=False), FILES).close()
+    lock.release()
+    assert not old.exists()
+    assert not free.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"repo", made.name, held.name, names[4], names[5]}
+
+
+def test_a_creator_whose_directory_is_swept_has_made_nothing(tmp_path: Path) -> None:
+    """Another takes the lock between the making of the directory and ours: refused, and nothing is left by us."""
+
+    class Swept(Disk):
+        lock: FileLock | None = None
+
+        def mkdir(self, path: str | os.PathLike[str], mode: int = 0o700) -> None:
+            super().mkdir(path, mode)
+            if os.fspath(path).endswith("/.git/openjobs"):
+                self.lock = FileLock(Path(path) / "lock", Disk(durable=False))
+                assert self.lock.try_acquire()
+
+    disk = Swept(durable=False)
+    with pytest.raises(errors.StoreWriteFailed, match="swept by another process"):
+        GitRepository.create(tmp_path / "repo", disk, FILES)
+    assert disk.lock is not None
+    disk.lock.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_private_repository(repository: GitRepository) -> None:
@@ -1196,6 +1363,80 @@ def test_an_unknown_outcome_is_published_again_before_anything_else(tmp_path: Pa
     assert lines(repository) == ["start", "warm", "warm 2", "one"]
     healthy(repository)
     repository.close()
+
+
+def test_a_branch_that_is_interrupted_as_it_moves_is_written_anew(repository: GitRepository) -> None:
+    """A signal in the last step passes through as it is; whether it happened or not, the next call sees to it that
+    what is visible is durable."""
+
+    class Signalled(RecordingDisk):
+        signalled = False
+
+        def rename(self, source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+            super().rename(source, target)
+            if os.fspath(target).endswith("refs/heads/main") and not self.signalled:
+                self.signalled = True
+                raise KeyboardInterrupt
+
+    disk = Signalled()
+    other = GitRepository(repository.path, disk)
+    with pytest.raises(KeyboardInterrupt):
+        other.transact([append("one")])
+    start = len(disk.effects)
+    other.republish()
+    moved = [effect.target for effect in disk.effects[start:] if effect.name == "rename"]
+    assert [target for target in moved if target.endswith("refs/heads/main")] != []
+    assert lines(other) == ["start", "one"]
+    other.close()
+    healthy(repository)
+
+
+def test_a_branch_that_moves_while_it_is_published_again_is_left_where_it_is(repository: GitRepository) -> None:
+    """git was first between the look and the lock: its commit stays, and the next try publishes that one."""
+    repository.transact([append("one")])
+    foreign = git("commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", "foreign", cwd=repository.path)
+
+    class Overtaken(Disk):
+        overtaken = False
+
+        def create(self, path: str | os.PathLike[str], mode: int = 0o600) -> int:
+            if os.fspath(path).endswith("refs/heads/main.lock") and not self.overtaken:
+                self.overtaken = True
+                git("update-ref", "HEAD", foreign, cwd=repository.path)
+            return super().create(path, mode)
+
+    other = GitRepository(repository.path, Overtaken(durable=False))
+    with pytest.raises(RepositoryBusy, match="has just been moved by another program"):
+        other.republish()
+    assert git("rev-parse", "HEAD", cwd=repository.path) == foreign
+    assert not (repository.path / ".git" / "refs" / "heads" / "main.lock").exists()
+    other.republish()
+    other.transact([append("two")])
+    assert [info.subject for info in other.log()][:3] == ["two", "foreign", "one"]
+    other.close()
+    healthy(repository)
+
+
+def test_a_repository_that_goes_while_it_is_open_is_refused(repository: GitRepository, tmp_path: Path) -> None:
+    """Taken away, or left without its commit: it is said what is missing, nothing is made in its place, and it can be
+    used again when it is back."""
+    repository.transact([append("one")])
+    branch = repository.path / ".git" / "refs" / "heads" / "main"
+    kept = branch.read_bytes()
+    branch.unlink()
+    for ask in (repository.view, lambda: repository.transact([append("two")])):
+        with pytest.raises(errors.RepositoryRefused, match="the branch refs/heads/main has no commit"):
+            ask()
+    branch.write_bytes(kept)
+    repository.path.rename(tmp_path / "elsewhere")
+    for ask in (repository.view, lambda: repository.transact([append("two")])):
+        with pytest.raises(errors.RepositoryRefused, match=r"there is no \.git in it"):
+            ask()
+    assert not repository.path.exists()
+    (tmp_path / "elsewhere").rename(repository.path)
+    repository.transact([append("two")])
+    assert lines(repository) == ["start", "one", "two"]
+    healthy(repository)
 
 
 # --- bounds -----------------------------------------------------------------------------------------------

@@ -818,7 +818,8 @@ def test_a_search_ends_although_writers_never_do(
 ) -> None:
     """Each time the packs are listed there is another one: what is missing is called so after a bounded number of
     looks."""
-    listed, looks = store.rescan, []
+    listed = store.rescan
+    looks: list[str] = []
 
     def never_the_same() -> list[PackFile]:
         rolling = RollingPack()
