@@ -136,9 +136,15 @@ class Repacker:
         entries = sorted(encoder.entries)
         if not entries:
             return is_last, None
-        return is_last, self._packs.publish_stream(
-            encoder.blocks, entries, repacked=True, check=lambda pack, index: verify(pack, index, entries)
-        )
+
+        def check(pack: str, index: str) -> None:
+            try:
+                verify(pack, index, entries)
+            except Damaged as error:
+                chunk.sources.blame({sha for sha, at, _ in entries if at == error.offset}, error)
+                raise
+
+        return is_last, self._packs.publish_stream(encoder.blocks, entries, repacked=True, check=check)
 
     def _open(self, group: Sequence[PackFile]) -> _Chunk:
         """A large source stays open from part to part: whatever becomes of its name, its bytes are the same."""
@@ -287,7 +293,10 @@ def _source(pack: PackFile) -> _Source:
 
 
 class _Sources:
-    """The objects of some packs, by id; others are read from the store."""
+    """The objects of some packs, by id; others are read from the store.
+
+    `Damaged` has the pack that the object is in as its `path`, wherever else its base may be.
+    """
 
     def __init__(self, packs: Iterable[_Source], objects: ObjectStore) -> None:
         self._objects = objects
@@ -306,7 +315,7 @@ class _Sources:
     def kind(self, sha: bytes) -> int:
         pack, at = self._at[sha]
         kind = pack.kind(at)
-        return kind if kind in KIND_NAMES else self._objects.read(sha)[0]
+        return kind if kind in KIND_NAMES else self.read(sha)[0]
 
     def delta(self, sha: bytes) -> tuple[bytes, bytes] | None:
         """The base's id and the delta, where the object is one."""
@@ -322,7 +331,33 @@ class _Sources:
             return self._objects.read(sha)
         pack, at = place
         found = pack.read(at, self._cache)
-        return found if found is not None else self._objects.read(sha)
+        try:
+            return found if found is not None else self._objects.read(sha)
+        except Damaged as error:
+            raise self._blamed(sha, error) from error
+
+    def tree(self, sha: bytes) -> Tree:
+        try:
+            return Tree.parse(self.read(sha)[1])
+        except Damaged as error:
+            raise self._blamed(sha, error) from error
+
+    def links(self, sha: bytes) -> Links:
+        """Of a commit."""
+        try:
+            return _links(self.read(sha)[1])
+        except Damaged as error:
+            raise self._blamed(sha, error) from error
+
+    def blame(self, ids: Iterable[bytes], error: Damaged) -> None:
+        """Raises `Damaged` of the pack in which one of these objects is not what it should be."""
+        for sha in ids:
+            if object_id(*self.read(sha)) != sha:
+                raise self._blamed(sha, error)
+
+    def _blamed(self, sha: bytes, error: Damaged) -> Damaged:
+        place = self._at.get(sha)
+        return error if place is None else Damaged(f"{place[0].name}: {error}", path=place[0].name)
 
 
 class _Chunk:
@@ -333,9 +368,7 @@ class _Chunk:
         with contextlib.ExitStack() as stack:
             self.sources = _Sources([stack.enter_context(_source(pack)) for pack in group], objects)
             #: tree and first parent of each
-            self.commits = {
-                sha: _links(self.sources.read(sha)[1]) for sha in self.sources if self.sources.kind(sha) == COMMIT
-            }
+            self.commits = {sha: self.sources.links(sha) for sha in self.sources if self.sources.kind(sha) == COMMIT}
             self.close = stack.pop_all().close
 
 
@@ -414,7 +447,7 @@ class _Encoder:
         if not parent or parent in commits:
             return commits[parent][0] if parent else b""
         with contextlib.suppress(Damaged):
-            return _links(self._sources.read(parent)[1])[0]
+            return self._sources.links(parent)[0]
         return b""
 
     def _commit(self, sha: bytes) -> None:
@@ -452,7 +485,7 @@ class _Encoder:
                 self._file(path + name, child)
 
     def _parse(self, sha: bytes) -> Tree:
-        return Tree.parse(self._sources.read(sha)[1]) if sha else EMPTY
+        return self._sources.tree(sha) if sha else EMPTY
 
     def _parse_before(self, sha: bytes) -> Tree:
         """What was there before only says what is new, so damage elsewhere is no reason to stop here."""

@@ -755,6 +755,26 @@ def test_an_index_that_another_program_puts_back_is_mended(
     assert repository.view().read("extra") == files["extra"]
 
 
+def test_a_copy_of_ours_that_cannot_be_read_is_written_anew(
+    repository: GitRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process died when it had put a file into index and work tree, before the branch had it; and now the disk does
+    not give that file: by all that can be told it is the one that was written, so nothing of anybody's is in it."""
+    from openjobs.repo import worktree
+
+    def unreadable(path: str, limit: int | None = None) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    repository.transact([append("one")])
+    git("update-ref", "refs/heads/main", "HEAD~1", cwd=repository.path)
+    with monkeypatch.context() as patch:
+        patch.setattr(worktree, "read_file", unreadable)
+        repository.recover()
+    assert repository.kept_aside == ()
+    assert (repository.path / "jobs.json").read_bytes() == b"start\n"
+    healthy(repository)
+
+
 # --- views --------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import shutil
 import struct
 import zlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dulwich.objects
@@ -47,6 +48,7 @@ from openjobs.repo.packs import (
 from openjobs.repo.packs import store as stored
 from openjobs.repo.packscan import PackRegion, index_pack, scan_pack
 from openjobs.repo.trees import DIRECTORY, EMPTY, FILE, Tree, path_parts
+from openjobs.repo.view import parse_commit
 from tests.support import git
 from tests.support.disks import FaultyDisk
 
@@ -470,6 +472,54 @@ def test_a_damaged_tree_is_damage(raw: bytes) -> None:
         Tree.parse(raw)
 
 
+SIGNED = b"""tree %s
+parent %s
+parent %s
+author A <a@b> C <c@d> 1 +0100
+committer Someone <x@y> 1700000000 -0500
+encoding ISO-8859-1
+gpgsig -----BEGIN PGP SIGNATURE-----
+ tree of lies
+ -----END PGP SIGNATURE-----
+
+subject
+
+Key: value
+""" % (b"1" * 40, b"2" * 40, b"3" * 40)
+
+
+def test_a_foreign_commit_may_have_any_headers() -> None:
+    """Unknown ones are passed over, with their further lines; the time is the committer's, whatever his zone."""
+    commit = parse_commit(SIGNED, "x")
+    assert (commit.tree.hex(), commit.parents) == ("1" * 40, ("2" * 40, "3" * 40))
+    assert commit.author == "A <a@b> C <c@d>"
+    assert commit.time == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    info = commit.info("x")
+    assert (info.subject, info.trailer("Key")) == ("subject", "value")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"tree 1111", b"tree"),
+        (b"tree 1111", b"tree 11"),
+        (b"tree 1111", b"tree xxxx"),
+        (b"tree 1111", b"blob 1111"),
+        (b"parent 33", b"parent 3"),
+        (b"parent 33", b"parent AA"),
+        (b"parent 33", b"parent \xff\xff"),
+        (b"1700000000 -0500", b""),
+        (b"1700000000 -0500", b"never"),
+        (b"1700000000 -0500", b"1" * 30),
+    ],
+)
+def test_a_commit_that_lies_is_damage(old: bytes, new: bytes) -> None:
+    """Without a tree, with a parent that is none, at no time that there is."""
+    assert old in SIGNED
+    with pytest.raises(errors.Damaged, match="commit x is damaged"):
+        parse_commit(SIGNED.replace(old, new), "x")
+
+
 # --- packs of somebody else, read from end to end -----------------------------------------------------------
 
 
@@ -592,13 +642,14 @@ def test_an_index_in_any_version_is_read_to_its_end(tmp_path: Path) -> None:
         ),
         (index_of(ENTRY[:62] + bytes(2)), errors.Damaged, "an entry has no name"),
         (index_of(ENTRY, 2), errors.Damaged, "is damaged"),
+        (index_of(ENTRY)[:-1] + b"x", errors.Damaged, "its checksum is wrong"),
         (index_of(ENTRY, version=5), errors.Damaged, "there is no version 5"),
         (index_of(ENTRY + b"TREE\0\0"), errors.Damaged, "an extension is cut"),
         (index_of(ENTRY + b"TREE\0\0\0\x09abc"), errors.Damaged, "an extension is cut"),
         (index_of(ENTRY + b"link\0\0\0\0"), errors.RepositoryRefused, "its index is split"),
         (index_of(ENTRY + b"sdir\0\0\0\0"), errors.RepositoryRefused, "needs the extension sdir"),
     ],
-    ids=["prefix", "padding", "nameless", "count", "version", "cut", "long", "split", "sparse"],
+    ids=["prefix", "padding", "nameless", "count", "checksum", "version", "cut", "long", "split", "sparse"],
 )
 def test_an_index_that_lies_is_refused(tmp_path: Path, raw: bytes, error: type[Exception], why: str) -> None:
     """Its checksum is right; what it says is not, or is more than is understood here."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import shutil
+import struct
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +21,22 @@ from openjobs import errors
 from openjobs.durable import Disk, FileLock
 from openjobs.repo import Change, GitRepository, RepositoryBusy, Transaction, View, repack
 from openjobs.repo import git as git_module
-from openjobs.repo.objects import REPACKED_TEXT, ObjectStore, PackFile
-from openjobs.repo.packs import BLOB, COMMIT, TAG, RollingPack, object_id
-from openjobs.repo.repack import Repacker, token_delta
+from openjobs.repo.objects import KEEP_TEXT, REPACKED_TEXT, ObjectStore, PackFile
+from openjobs.repo.packs import (
+    BLOB,
+    COMMIT,
+    OFS_DELTA,
+    REF_DELTA,
+    TAG,
+    RollingPack,
+    deflate,
+    encode_index,
+    entry_header,
+    make_delta,
+    object_id,
+    offset_bytes,
+)
+from openjobs.repo.repack import Repacker, token_delta, verify
 from openjobs.repo.view import GitView
 from tests.support import git
 
@@ -299,6 +316,147 @@ def test_a_damaged_source_stays_and_the_rest_is_done(repository: GitRepository) 
     assert Path(f"{bad.base}.pack").read_bytes() == raw
     assert any(pack.is_repacked() for pack in packs(repository))
     assert len(packs(repository)) < others
+
+
+def ours(repository: GitRepository, entries: list[tuple[bytes, bytes]]) -> PackFile:
+    """A pack with our mark and right checksums that holds these entries under these ids."""
+    raw, places = struct.pack(">4sLL", b"PACK", 2, len(entries)), []
+    for sha, entry in entries:
+        places.append((sha, len(raw), zlib.crc32(entry)))
+        raw += entry
+    checksum = hashlib.sha1(raw).digest()
+    path = Path(repository._packs.path, f"pack-{checksum.hex()}")
+    path.with_suffix(".keep").write_bytes(KEEP_TEXT)
+    path.with_suffix(".pack").write_bytes(raw + checksum)
+    path.with_suffix(".idx").write_bytes(encode_index(sorted(places), checksum))
+    return PackFile(repository._packs.path, path.name)
+
+
+WANTED = bytes(19) + b"\1"
+EMPTY_DELTA = zlib.compress(make_delta(b"", b""))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        entry_header(BLOB, 3) + b"no stream at all",
+        b"\xb0" + b"\xff" * 100,
+        entry_header(OFS_DELTA, 2) + offset_bytes(0) + EMPTY_DELTA,
+        entry_header(OFS_DELTA, 2) + offset_bytes(7) + EMPTY_DELTA,
+        entry_header(OFS_DELTA, 2) + offset_bytes(1 << 30) + EMPTY_DELTA,
+        entry_header(OFS_DELTA, 2) + b"\xff" * 100,
+        entry_header(REF_DELTA, 2) + WANTED[::-1] + EMPTY_DELTA,
+        entry_header(COMMIT, 5) + deflate(b"hello"),
+        entry_header(COMMIT, 9) + deflate(b"tree xyz\n"),
+        entry_header(COMMIT, 46) + deflate(b"tree " + b"0" * 40 + b"\n"),
+    ],
+    ids=["garbage", "header", "itself", "within", "far", "distance", "base", "commit", "commit's tree", "no tree"],
+)
+def test_a_source_that_lies_stays_and_the_rest_is_done(repository: GitRepository, entry: bytes) -> None:
+    """Its checksums are right and an entry of it is none: it is named, and what else is in it can still be read."""
+    run_jobs(repository, 0, 34)
+    before = objects(repository)
+    one = object_id(BLOB, b"one")
+    bad = ours(repository, [(one, entry_header(BLOB, 3) + deflate(b"one")), (WANTED, entry)])
+    raw = Path(f"{bad.base}.pack").read_bytes()
+    with pytest.raises(errors.Damaged) as raised:
+        repository.maintain()
+    assert raised.value.path == f"{bad.base}.pack"
+    assert Path(f"{bad.base}.pack").read_bytes() == raw
+    assert repository._objects.blob(one) == b"one"
+    for path in Path(repository._packs.path).glob(f"{bad.name}.*"):
+        path.unlink()
+    repository.close()
+    repository.maintain()
+    assert all(pack.is_repacked() for pack in packs(repository) if pack.name not in repository._busy_packs())
+    assert objects(repository) == before
+    healthy(repository)
+
+
+def test_bases_in_other_packs_are_found_there(repository: GitRepository) -> None:
+    """A pack of ours whose deltas name their bases by id (what a bundle may bring): each object is written with its
+    own content."""
+    run_jobs(repository, 0, 34)
+    texts = [b"line\n" * 100 + b"%d\n" % number for number in range(4)]
+    ids = [object_id(BLOB, text) for text in texts]
+    made = [make_delta(texts[number - 1], text) for number, text in enumerate(texts)]
+    ours(repository, [(ids[0], entry_header(BLOB, len(texts[0])) + deflate(texts[0]))])
+    first = entry_header(REF_DELTA, len(made[1])) + ids[0] + deflate(made[1])
+    second = entry_header(OFS_DELTA, len(made[2])) + offset_bytes(len(first)) + deflate(made[2])
+    third = entry_header(REF_DELTA, len(made[3])) + ids[2] + deflate(made[3])
+    ours(repository, [(ids[1], first), (ids[2], second), (ids[3], third)])
+    repository.maintain()
+    assert all(pack.is_repacked() for pack in packs(repository) if pack.name not in repository._busy_packs())
+    repository.close()
+    assert [repository._objects.blob(sha) for sha in ids] == texts
+    healthy(repository)
+
+
+def test_a_file_that_goes_back_and_forth_is_there_in_each_version(
+    repository: GitRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory may be as it was many commits ago, in this part of a large pack or in the one before; and it may hold
+    another repository, of which nothing is here."""
+    monkeypatch.setattr(repack, "_CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(repack, "_CHUNK_COMMITS", 25)
+    monkeypatch.setattr(repack, "_CACHE_BYTES", 2_000)
+    head = git("rev-parse", "HEAD", cwd=repository.path)
+    git("update-index", "--add", "--cacheinfo", f"160000,{head},module", cwd=repository.path)
+    git("commit", "-qm", "a repository in it", cwd=repository.path)
+    (repository.path / "module").mkdir()
+    texts = [random.Random(number).randbytes(300).hex().encode() for number in range(3)]
+    for number in range(150):
+        text = texts[number % 3]
+        files = {"a/b/file": text, f"a/{number % 2}/x": text[:20], "top": text[::-1]}
+        repository.transact([lambda view, files=files: Change(files=files, subject="x")])
+    before = objects(repository)
+    repository.maintain()
+    assert objects(repository) == before
+    newest = list(repository.log())[:150]
+    for number, info in enumerate(reversed(newest)):
+        assert repository.view(info.commit_id).read("a/b/file") == texts[number % 3]
+    healthy(repository)
+
+
+@pytest.mark.parametrize("lost", ["commit", "tree", "both"])
+def test_what_is_missing_elsewhere_stops_nothing(repository: GitRepository, lost: str) -> None:
+    """A foreign commit, or what it holds, is gone from the middle of the history: ours are encoded all the same."""
+    run_jobs(repository, 0, 34)
+    (repository.path / "theirs").write_text("theirs\n")
+    git("add", "theirs", cwd=repository.path)
+    git("commit", "-qm", "theirs", cwd=repository.path)
+    gone = [git("rev-parse", name, cwd=repository.path) for name in ("HEAD", "HEAD^{tree}")]
+    run_jobs(repository, 34, 34)
+    before = objects(repository)
+    repository.close()
+    for sha in {"commit": gone[:1], "tree": gone[1:], "both": gone}[lost]:
+        (repository.path / ".git" / "objects" / sha[:2] / sha[2:]).unlink()
+        del before[sha]
+    repository.maintain()
+    assert objects(repository) == before
+    assert all(pack.is_repacked() for pack in packs(repository) if pack.name not in repository._busy_packs())
+    assert (repository.view().read("jobs/0001.json") or b"").count(b"completed") == 4
+    for pack in packs(repository):
+        git("verify-pack", f"{pack.base}.pack", cwd=repository.path)
+
+
+def test_files_that_were_written_otherwise_are_not_believed(repository: GitRepository, tmp_path: Path) -> None:
+    """The pack with its objects right and its checksum wrong, and an index that is not the one of these objects."""
+    run_jobs(repository, 0, 4)
+    pack = packs(repository)[0]
+    entries = pack.entries()
+    for end in ("pack", "idx"):
+        shutil.copy(f"{pack.base}.{end}", tmp_path / f"x.{end}")
+    made, index = str(tmp_path / "x.pack"), str(tmp_path / "x.idx")
+    verify(made, index, entries)
+    for path in (made, index):
+        raw = Path(path).read_bytes()
+        Path(path).write_bytes(raw[:-1] + bytes((raw[-1] ^ 1,)))
+        with pytest.raises(errors.Damaged, match="it has other bytes than were written") as raised:
+            verify(made, index, entries)
+        assert raised.value.path == path
+        Path(path).write_bytes(raw)
+    verify(made, index, entries)
 
 
 def test_a_wrong_new_pack_is_never_seen(repository: GitRepository, monkeypatch: pytest.MonkeyPatch) -> None:
