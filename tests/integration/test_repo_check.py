@@ -357,6 +357,23 @@ def test_a_commit_to_which_nothing_leads_is_found_until_it_is_gone(repository: G
         next(iter(repository.log(start=aside)))
 
 
+def test_a_history_of_many_ways_is_walked_once(repository: GitRepository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To say that nothing leads to an id: each commit is read once, however many ways lead there."""
+    repo = repository.path
+    for number in range(20):
+        side = git(*ME, "commit-tree", "-p", "HEAD", "-m", f"side {number}", "HEAD^{tree}", cwd=repo)
+        merge = git(*ME, "commit-tree", "-p", "HEAD", "-p", side, "-m", f"merge {number}", "HEAD^{tree}", cwd=repo)
+        git("update-ref", "HEAD", merge, cwd=repo)
+    read: list[str] = []
+    commit = repository._commit
+    monkeypatch.setattr(repository, "_commit", lambda commit_id: (read.append(commit_id), commit(commit_id))[1])
+    with pytest.raises(errors.NotFound):
+        repository.view("1" * 40)
+    assert len(read) - len(set(read)) <= 1  # the newest is read to know the branch, too
+    assert len(set(read)) == 42
+    assert found(repo) == []
+
+
 def test_a_commit_whose_base_is_missing_is_damage(repository: GitRepository) -> None:
     """It is there, as a delta of what is not: that is another object's absence."""
     repo = repository.path

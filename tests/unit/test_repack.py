@@ -424,6 +424,8 @@ def test_what_is_missing_elsewhere_stops_nothing(repository: GitRepository, lost
     run_jobs(repository, 0, 34)
     (repository.path / "theirs").write_text("theirs\n")
     git("add", "theirs", cwd=repository.path)
+    head = git("rev-parse", "HEAD", cwd=repository.path)
+    git("update-index", "--add", "--cacheinfo", f"160000,{head},module", cwd=repository.path)
     git("commit", "-qm", "theirs", cwd=repository.path)
     gone = [git("rev-parse", name, cwd=repository.path) for name in ("HEAD", "HEAD^{tree}")]
     run_jobs(repository, 34, 34)
