@@ -58,7 +58,7 @@ def finish_log(home: Path, job: Job, disk: Disk) -> bool:
     keeper = rundir.keeper_identity(run_dir)
     if keeper is None:
         return True
-    if rundir.keeper_lives(run_dir):
+    if rundir.last_words(run_dir, task_id=job.run_id, disk=disk) is None:
         return False
     tail = RunTail(run_dir, owner_id=job.job_id, run_id=job.run_id, keeper=keeper, disk=disk)
     try:

@@ -55,8 +55,9 @@ from ..ids import check_job_id, check_session_id
 from ..jobs import Errored, Job
 from ..ledger.cursor import START
 from ..ledger.lines import Scan, decode_payload, encode, encode_payload
-from ..processes import Fact, RunTail, Task, TaskJournal, keeper_identity, layout, read_exit
+from ..processes import Fact, RunTail, Task, TaskJournal, keeper_identity, layout
 from ..processes.client import run_directory, task_entry
+from ..processes.rundir import readable_exit, unreadable_exit
 from ..processes.runs import incomplete_runs, owner_of
 from ..processes.task import end_of, lost
 from ..repo import bundle
@@ -584,9 +585,10 @@ def _check_row(job: Job) -> None:
 
 
 def _end_task(store: GitJobStore, stage: Path, journal: TaskJournal, task: Task) -> str:
-    """As its keeper said, where that came along; else lost."""
-    record = read_exit(run_directory(stage, task.session_id, task.task_id))
-    end = lost(IMPORTED_TASK) if record is None else end_of(record)
+    """As its keeper said, where that came along and can be read; else lost."""
+    run_dir = run_directory(stage, task.session_id, task.task_id)
+    record = readable_exit(run_dir, store.disk)
+    end = lost(IMPORTED_TASK, unreadable=unreadable_exit(run_dir)) if record is None else end_of(record)
     journal.record(task.task_id, Fact.ENDED, event_id=store.new_id(), **end)
     return task.task_id
 
@@ -618,7 +620,7 @@ def _finish_logs(
 
 def _finish_log(run_dir: Path, owner_id: str, outcome: str, disk: Disk) -> None:
     run_id = run_dir.name
-    if read_exit(run_dir) is None:
+    if readable_exit(run_dir, disk) is None:
         disk.replace(run_dir / layout.LOST, json.dumps({"lost_at": time.time(), "task_id": run_id}).encode())
     tail = RunTail(run_dir, owner_id=owner_id, run_id=run_id, keeper=keeper_identity(run_dir), disk=disk)
     try:

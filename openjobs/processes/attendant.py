@@ -430,9 +430,18 @@ class Attendant:
         if live.abandoned and not live.ended.is_set() and not self._bury(live):
             return False
         try:
+            return self._take(live)
+        except Damaged:
+            if not _is_unreadable(live):
+                raise
+            # It is moved aside, and what it said is lost; a keeper that lives after all will write its own.
+            return self._settle(live)
+
+    def _take(self, live: Live) -> bool:
+        try:
             more = live.tail.step()
         except (Damaged, Refused) as error:
-            if isinstance(error, _PASSING):
+            if isinstance(error, _PASSING) or (isinstance(error, Damaged) and _is_unreadable(live)):
                 raise
             return self._without_log(live, error)
         self._rest_others(live)
@@ -445,6 +454,9 @@ class Attendant:
         """No keeper looks after it: what the keeper left, or a tombstone. False where one does after all."""
         if live.end is not None and live.end["status"] == TaskStatus.LOST:
             return True  # a second look would find its own tombstone
+        return self._settle(live)
+
+    def _settle(self, live: Live) -> bool:
         burial = rundir.bury(live.run_dir, task_id=live.task_id, disk=self._disk, system=self._system, boot=live.boot)
         if burial is None:
             self._adopt_after_all(live)
@@ -456,7 +468,8 @@ class Attendant:
             return True
         what = "how it ended cannot be known" if burial.may_have_run else "it did not run"
         live.end = lost(
-            f"its keeper died or never came; {what}",
+            what if burial.unreadable else f"its keeper died or never came; {what}",
+            unreadable=burial.unreadable,
             leftovers=burial.leftovers,
             stdout_bytes=_size(live.run_dir / layout.STDOUT),
             stderr_bytes=_size(live.run_dir / layout.STDERR),
@@ -544,6 +557,15 @@ class Attendant:
                 one.tail.rest()
             finally:
                 self._over(one, False, False)
+
+
+def _is_unreadable(live: Live) -> bool:
+    """Whether its exit record is what is damaged, and not its log."""
+    try:
+        rundir.read_exit(live.run_dir)
+    except Damaged:
+        return True
+    return False
 
 
 def _size(path: Path) -> int:

@@ -140,22 +140,24 @@ class TaskClient:
         return found
 
     def shown(self, task: Task) -> Task:
-        """Where its worker is dead and nobody took over: what the keeper left, with no `event_id` yet."""
+        """Where its worker is dead and nobody took over: what the keeper left, with no `event_id` yet. A record that
+        cannot be read counts for as little here as for whoever will record the end."""
         if task.terminal or not self.is_orphan(task):
             return task
         run_dir = self.run_dir(task)
         # The order matters: a keeper may write its record and leave between two looks.
         lives = rundir.keeper_lives(run_dir)
+        record, unreadable = None, rundir.unreadable_exit(run_dir)
         try:
             record = rundir.read_exit(run_dir)
         except Damaged:
-            return task
+            unreadable = layout.EXIT
         if record is not None:
             end = end_of(record)
         elif lives:
             return task
         else:
-            end = lost("its worker and its keeper died; nobody has recorded its end yet")
+            end = lost("its worker and its keeper died; nobody has recorded its end yet", unreadable=unreadable)
         at = record.ended_at if record is not None else task.created_at.isoformat()
         return after(task, {"fact": Fact.ENDED, "task": task.task_id, "at": at, "event_id": None, **end})
 

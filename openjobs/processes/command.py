@@ -6,6 +6,7 @@ If the process dies meanwhile, the keeper goes on and leaves the outcome in the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 import attrs
 
 from ..durable import Disk
-from ..errors import Bug, KeeperFailed
+from ..errors import Bug, Damaged, KeeperFailed
 from ..ids import new_id
 from . import layout, rundir
 from .identity import Identity, System, this_system
@@ -164,7 +165,8 @@ class _Foreground:
             return self._lost()
         if self._cancelled or record.stopped_by in (layout.BY_TIMEOUT, layout.BY_OUTPUT_LIMIT):
             self._until_gone()
-            record = rundir.read_exit(run.run_dir) or record
+            with contextlib.suppress(Damaged, OSError):  # what it said itself is true
+                record = rundir.read_exit(run.run_dir) or record
         return self._end(record)
 
     def _go(self) -> Identity | None:
@@ -227,9 +229,10 @@ class _Foreground:
             time.sleep(0.005)
         if burial.record is not None:
             return self._end(burial.record)
-        return attrs.evolve(
-            self._end(None), stopped_by=BY_LOST, error="the keeper was killed", leftovers=burial.leftovers
-        )
+        error = "the keeper was killed"
+        if burial.unreadable:
+            error += f", and its record of the end cannot be read (it is kept as {burial.unreadable})"
+        return attrs.evolve(self._end(None), stopped_by=BY_LOST, error=error, leftovers=burial.leftovers)
 
     def _end(self, record: ExitRecord | None) -> CommandEnd:
         with Streams(self._run.run_dir) as streams:

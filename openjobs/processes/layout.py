@@ -7,6 +7,7 @@
 | `stop` | anybody | a request: reason and grace; the keeper looks at it when it is signalled |
 | `exit.json` | keeper | how it ended; written once, durable before anybody hears of it |
 | `swept.json` | keeper | what became of the rest of the tree, where there was one |
+| `exit.json.unreadable` | who buries it | an exit record that nobody can read, as it was found |
 | `keeper.fault` | keeper | a traceback: the keeper had a fault of its own and left |
 | `lost` | who buries it | nobody will ever know; a late keeper starts nothing |
 
@@ -32,6 +33,8 @@ EXIT = "exit.json"
 SWEPT = "swept.json"
 LOST = "lost"
 FAULT = "keeper.fault"
+#: ends the name of a record that was moved aside
+UNREADABLE = ".unreadable"
 
 #: asks a keeper to look at the `stop` file
 STOP_SIGNAL_NAME = "SIGUSR1"

@@ -16,7 +16,7 @@ import attrs
 from ..errors import Damaged, InvalidInput
 from . import layout
 from .order import STREAMS, Order
-from .rundir import ExitRecord, is_lost, keeper_lives, may_have_started, read_exit
+from .rundir import ExitRecord, is_lost, keeper_lives, may_have_started, open_regular, read_exit
 
 #: most that one read gives
 MAX_LIMIT = 16 * 2**20
@@ -60,16 +60,27 @@ def read_output(run_dir: Path, stream: str = "mixed", offset: int = 0, limit: in
 
 
 class Streams:
-    """The files of a run, open for reading; `final` and all lengths are as of its making. Raises `Damaged`."""
+    """The files of a run, open for reading; `final` and all lengths are as of its making. Raises `Damaged`.
+
+    An exit record that cannot be read hides no output: what is there is shown, as without one.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         # The order matters: a keeper that is dead, or has recorded the end, writes no more.
         lives = keeper_lives(run_dir) and not is_lost(run_dir)
-        self.record: ExitRecord | None = read_exit(run_dir)
+        self.record: ExitRecord | None = None
+        with contextlib.suppress(Damaged):
+            self.record = read_exit(run_dir)
         #: whether all that there will be is there
         self.final = self.record is not None or (not lives and may_have_started(run_dir))
-        self._fds = [open_stream(run_dir / name) for name in (layout.STDOUT, layout.STDERR, layout.ORDER)]
+        self._fds = [-1, -1, -1]
+        try:
+            for index, name in enumerate((layout.STDOUT, layout.STDERR, layout.ORDER)):
+                self._fds[index] = open_regular(run_dir / name)
+        except BaseException:
+            self.close()
+            raise
         if self.record is not None:
             self._ends = [self.record.stdout_bytes, self.record.stderr_bytes]
         else:
@@ -141,14 +152,3 @@ class Streams:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def open_stream(path: Path) -> int:
-    """A descriptor for reading a file of a run; -1 where there is none (yet). Raises `Damaged` for what is no file."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return -1
-    except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}", path=str(path)) from None
-    return fd

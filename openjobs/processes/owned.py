@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from ..durable import Disk
-from ..errors import Closed, Damaged, OpenJobsError, StoreWriteFailed
+from ..errors import Closed, OpenJobsError, StoreWriteFailed
 from ..ids import check_job_id, short
 from ..store.presence import JOB_TASKS, FileActive
 from . import rundir
@@ -129,12 +129,7 @@ class JobTasks:
             return
         system = self._system or this_system()
         if not rundir.request_stop(run_dir, reason=reason, grace_s=grace_s, disk=self._disk, system=system):
-            try:
-                rundir.bury(
-                    run_dir, task_id=task.task_id, disk=self._disk, system=system, boot=task.boot, grace_s=grace_s
-                )
-            except Damaged as error:
-                log.warning("task %s: its exit record cannot be read: %s", task.task_id, error)
+            rundir.bury(run_dir, task_id=task.task_id, disk=self._disk, system=system, boot=task.boot, grace_s=grace_s)
 
 
 def _is_asked(task: Task, grace_s: float) -> bool:

@@ -6,11 +6,14 @@ Everything here works from any process that can read the directory, on a run who
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
+import logging
 import os
 import select
 import signal
+import stat
 import sys
 import threading
 import time
@@ -26,8 +29,12 @@ from ..errors import Damaged
 from . import layout, tree
 from .identity import Identity, Member, System, from_json
 
+log = logging.getLogger(__name__)
+
 #: no file that a keeper writes about itself is larger
 _MAX_BYTES = 1 << 20
+#: errors that say nothing of the file
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -108,14 +115,36 @@ def exit_record(value: Mapping[str, Any], swept: Mapping[str, Any] | None = None
 
 
 def read_exit(run_dir: Path) -> ExitRecord | None:
-    """How the command ended; None while there is no record. Raises `Damaged`."""
+    """How the command ended; None while there is no record. Raises `Damaged`, with the `path` of the file."""
     value = _read(run_dir / layout.EXIT)
     if value is None:
         return None
-    try:
-        return exit_record(value, _read(run_dir / layout.SWEPT))
-    except ValueError as error:
-        raise Damaged(f"{run_dir / layout.EXIT}: {error}", path=str(run_dir / layout.EXIT)) from None
+    record = _checked(run_dir / layout.EXIT, value, None)
+    swept = _read(run_dir / layout.SWEPT)
+    return record if swept is None else _checked(run_dir / layout.SWEPT, value, swept)
+
+
+def readable_exit(run_dir: Path, disk: Disk) -> ExitRecord | None:
+    """As `read_exit`, of a run that nobody writes to any more: what cannot be read is moved aside, unchanged, and
+    counts as never written; see `unreadable_exit`.
+
+    Only with the keeper's lock held, or in a copy: a living keeper may be about to write the record.
+    """
+    while True:
+        try:
+            return read_exit(run_dir)
+        except Damaged as error:
+            path = Path(error.path)
+            aside = _free_name(path)
+            disk.rename(path, aside)
+            disk.sync_dir(run_dir)
+            log.error("%s; it is kept as %s", error, aside.name)
+
+
+def unreadable_exit(run_dir: Path) -> str:
+    """The name of the exit record that was moved aside (the first one), or ""."""
+    name = layout.EXIT + layout.UNREADABLE
+    return name if os.path.lexists(run_dir / name) else ""
 
 
 def keeper_lives(run_dir: Path) -> bool:
@@ -177,7 +206,8 @@ def wait_for_exit(
     system: System,
 ) -> ExitRecord | None:
     """Wait for the exit record of a run that another process started. None on timeout or cancel, and when
-    the keeper is dead without one: nobody will write it then (see `bury`).
+    the keeper is dead without one: nobody will write it then (see `bury`). Raises `Damaged` where a dead one's
+    cannot be read.
 
     Looks often at first, then twenty times a second. Who started the run waits on its `Run` instead.
     """
@@ -187,7 +217,12 @@ def wait_for_exit(
         while True:
             # The order matters: a keeper may write its record and end between two looks.
             lives = keeper_lives(run_dir)
-            record = read_exit(run_dir)
+            try:
+                record = read_exit(run_dir)
+            except Damaged:
+                if not lives:
+                    raise
+                record = None  # a living keeper puts its own in the place
             if record is not None or not lives or (cancel_event is not None and cancel_event.is_set()):
                 return record
             left = None if deadline is None else deadline - time.monotonic()
@@ -216,10 +251,41 @@ class Burial:
 
     #: the outcome, where the keeper left one; the run is not lost then
     record: ExitRecord | None
+    #: the name under which an exit record that nobody can read is kept, or ""
+    unreadable: str = ""
     #: whether the command may have run; False only when it is proven that it did not
     may_have_run: bool
     #: what of its tree could not be ended: pid, start, boot, name
     leftovers: Sequence[Mapping[str, Any]] = ()
+
+
+@attrs.frozen(kw_only=True, slots=True)
+class LastWords:
+    """What a keeper left that is dead."""
+
+    record: ExitRecord | None
+    keeper: Identity | None
+    #: whether it wrote down that it starts the command
+    started: bool
+
+
+def last_words(run_dir: Path, *, task_id: str, disk: Disk) -> LastWords | None:
+    """As `bury`, without the end of the tree."""
+    disk.make_dirs(run_dir)
+    fd = disk.open_update(run_dir / layout.KEEPER)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        words = LastWords(
+            record=readable_exit(run_dir, disk), keeper=keeper_identity(run_dir), started=may_have_started(run_dir)
+        )
+        if words.record is None and not is_lost(run_dir):
+            disk.replace(run_dir / layout.LOST, json.dumps({"lost_at": time.time(), "task_id": task_id}).encode())
+        return words
+    finally:
+        os.close(fd)
 
 
 def bury(
@@ -234,27 +300,18 @@ def bury(
     """Settle a run whose keeper is dead: its exit record, or a durable tombstone and the end of what is left.
 
     None when a keeper lives, and nothing was done. With the keeper's lock held the record is read, else `lost` is
-    written; a keeper that comes late finds it and starts nothing. Then the command's tree is ended: its
-    process by proven identity, everybody by the run's variable in the environment. May be repeated.
+    written; a keeper that comes late finds it and starts nothing. A record that cannot be read is moved aside first:
+    it is never believed, and never lost. Then the command's tree is ended: its process by proven identity, everybody
+    by the run's variable in the environment. May be repeated, and die anywhere.
 
     `boot` is the boot in which the run was begun, from the caller's own records. Only in that boot the absence
     of `started_at` proves that nothing ran: it is not synced, so a power cut may have taken it.
     """
-    disk.make_dirs(run_dir)
-    fd = disk.open_update(run_dir / layout.KEEPER)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        record = read_exit(run_dir)
-        keeper = keeper_identity(run_dir)
-        same_boot = system.boot() == (keeper.boot if keeper is not None else boot)
-        started = may_have_started(run_dir)
-        if record is None and not is_lost(run_dir):
-            disk.replace(run_dir / layout.LOST, json.dumps({"lost_at": time.time(), "task_id": task_id}).encode())
-    finally:
-        os.close(fd)
+    words = last_words(run_dir, task_id=task_id, disk=disk)
+    if words is None:
+        return None
+    record, started = words.record, words.started
+    same_boot = system.boot() == (words.keeper.boot if words.keeper is not None else boot)
     leftovers: Sequence[Member] = ()
     if started:
         # Without that word nothing ran, or in a boot of which nobody lives.
@@ -264,6 +321,7 @@ def bury(
         ).leftovers
     return Burial(
         record=record,
+        unreadable=unreadable_exit(run_dir) if record is None else "",
         may_have_run=record.ran if record is not None else started or not same_boot,
         leftovers=[{**m.identity.to_json(), "name": m.name} for m in leftovers],
     )
@@ -277,6 +335,23 @@ def _identity_of_living_keeper(run_dir: Path) -> Identity | None:
             return identity
         time.sleep(0.005)
     return None
+
+
+def _checked(path: Path, value: Mapping[str, Any], swept: Mapping[str, Any] | None) -> ExitRecord:
+    try:
+        return exit_record(value, swept)
+    except ValueError as error:
+        raise Damaged(f"{path}: {error}", path=str(path)) from None
+
+
+def _free_name(path: Path) -> Path:
+    """What was moved aside before stays."""
+    aside = path.with_name(path.name + layout.UNREADABLE)
+    number = 0
+    while os.path.lexists(aside):
+        number += 1
+        aside = path.with_name(f"{path.name}{layout.UNREADABLE}-{number}")
+    return aside
 
 
 def _number(value: object) -> int:
@@ -325,15 +400,35 @@ def _parse(data: bytes) -> object:
 
 
 def _bytes(path: Path) -> bytes:
-    """A small file's content; nothing where there is none. Raises `Damaged`; waits for no pipe, follows no link."""
+    """A small file's content; nothing where there is none. Raises as `open_regular` does."""
+    fd = open_regular(path)
+    if fd < 0:
+        return b""
+    try:
+        return os.read(fd, min(os.fstat(fd).st_size, _MAX_BYTES))
+    except OSError as error:  # its place on the medium is bad
+        raise Damaged(f"{path} cannot be read: {error.strerror}", path=str(path)) from None
+    finally:
+        os.close(fd)
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor for reading a file of a run; -1 where there is none. Waits for no pipe, follows no link.
+
+    Raises `Damaged` for what is no file or cannot be opened, and OSError where that says nothing of the file.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        return b""
+        return -1
     except OSError as error:
+        if error.errno in _PASSING:
+            raise
         raise Damaged(f"{path} cannot be read: {error.strerror}", path=str(path)) from None
-    with open(fd, "rb") as file:
-        return file.read(_MAX_BYTES)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise Damaged(f"{path} is not a file", path=str(path))
 
 
 @contextlib.contextmanager

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..errors import Damaged
 from ..runlog import SourceStatus, Stream
 from . import rundir
 from .identity import Identity
-from .output import Streams, open_stream
+from .output import Streams
 
 
 def source_identity(task_id: str, keeper: Identity) -> str:
@@ -49,7 +50,7 @@ class KeeperSource:
             return b""
         fd = self._fds.get(stream, -1)
         if fd < 0:
-            fd = open_stream(self._run_dir / stream.value)
+            fd = rundir.open_regular(self._run_dir / stream.value)
             if fd < 0:
                 return b""
             self._fds[stream] = fd
@@ -62,7 +63,12 @@ class KeeperSource:
             os.close(fd)
 
     def _look(self) -> SourceStatus | None:
-        record = rundir.read_exit(self._run_dir)
+        try:
+            record = rundir.read_exit(self._run_dir)
+        except Damaged:
+            if rundir.keeper_lives(self._run_dir):
+                return None  # it puts its own in the place
+            raise
         if record is not None:
             number = record.exit_code if record.signal is None else record.signal
             return SourceStatus(

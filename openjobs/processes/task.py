@@ -32,6 +32,8 @@ TEXT_LIMIT_CHARS = 2_000
 
 #: `stopped_by` of a task whose end nobody saw
 BY_LOST = "lost"
+#: `stopped_by` of a task whose keeper left a record that nobody can read
+BY_UNREADABLE = "unreadable"
 
 
 class TaskStatus(enum.StrEnum):
@@ -95,7 +97,7 @@ class Task:
     exit_code: int | None = None
     #: the number of the signal that ended it
     signal: int | None = None
-    #: one of `layout.BY_…`, or "lost"; None while it runs
+    #: one of `layout.BY_…`, "lost" or "unreadable"; None while it runs
     stopped_by: str | None = None
     error: str = ""
     #: identity of the end, set once with it
@@ -382,14 +384,22 @@ def known_at_the_end(task: Task) -> dict[str, Any]:
 
 
 def lost(
-    error: str, *, leftovers: Sequence[Mapping[str, Any]] = (), stdout_bytes: int = 0, stderr_bytes: int = 0
+    error: str,
+    *,
+    unreadable: str = "",
+    leftovers: Sequence[Mapping[str, Any]] = (),
+    stdout_bytes: int = 0,
+    stderr_bytes: int = 0,
 ) -> dict[str, Any]:
-    """The fields of the `ended` fact of a task whose keeper left no record."""
+    """The fields of the `ended` fact of a task whose keeper left no record, or one that cannot be read: then
+    `unreadable` is the name under which it is kept, and said with the error."""
+    if unreadable:
+        error = f"{error}; its keeper's record of that cannot be read and is kept as {unreadable}"
     return {
         "status": TaskStatus.LOST.value,
         "exit_code": None,
         "signal": None,
-        "stopped_by": BY_LOST,
+        "stopped_by": BY_UNREADABLE if unreadable else BY_LOST,
         "error": error,
         "stdout_bytes": stdout_bytes,
         "stderr_bytes": stderr_bytes,

@@ -283,7 +283,7 @@ class Run:
                 self.gone = True
                 if self.record is None:
                     # Its last line may not have had room; the directory has it.
-                    with contextlib.suppress(Damaged):  # that is no word of its; who buries the run says so
+                    with contextlib.suppress(Damaged, OSError):  # no word of its, or none now: who buries it says so
                         self.record = read_exit(self.run_dir)
                     self.recorded = self.record is not None
                 return

@@ -220,21 +220,16 @@ def test_what_fails_for_one_task_disturbs_no_other(
 
 
 def test_a_record_that_no_keeper_wrote_disturbs_no_other(supervisor: ProcessSupervisor, store: GitJobStore) -> None:
-    """Somebody wrote into a run's directory, and its keeper was killed: that task has no known end, and it is not made
-    up; all others end as they end."""
+    """Somebody wrote into a run's directory, and its keeper was killed: that task is lost, which is not made up, and
+    all others end as they end."""
     spoilt = supervisor.start("s", FOREVER, env=ENV)
     other = supervisor.start("t", "while [ ! -e go ]; do sleep 0.02; done; exit 3", env=ENV)
-    live = live_of(supervisor, spoilt)
-    record = run_dir(store, spoilt) / layout.EXIT
-    record.write_text("not a record")
+    (run_dir(store, spoilt) / layout.EXIT).write_text("not a record")
     kill_keeper(spoilt)
-    eventually(lambda: live.run is None)
+    assert supervisor.wait(spoilt.task_id, BOUND_S).status is TaskStatus.LOST
     (store.session_dir("t") / "work" / "go").touch()
     assert supervisor.wait(other.task_id, BOUND_S).exit_code == 3
-    assert supervisor.get(spoilt.task_id).status is TaskStatus.RUNNING
-    assert record.read_text() == "not a record"
-    record.unlink()  # for a person to decide; then nobody knows how it ended
-    assert supervisor.wait(spoilt.task_id, BOUND_S).status is TaskStatus.LOST
+    assert facts(supervisor, spoilt).count("ended") == 1
 
 
 def test_a_step_that_fails_is_taken_again(

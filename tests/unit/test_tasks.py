@@ -410,8 +410,8 @@ def test_few_journals_are_remembered_and_all_can_be_read(
 
 
 def test_what_a_dead_worker_left_is_shown_without_being_recorded(client: TaskClient) -> None:
-    """No keeper and no record: lost, as far as anybody can see. A record that no keeper wrote says nothing, and the
-    task stays as its worker left it."""
+    """No keeper and no record: lost, as far as anybody can see. A record that nobody can read proves no more, and that
+    is said; it is not touched by who only looks."""
     task = known(client)
     shown = client.get(task.task_id)
     assert (shown.status, shown.event_id) == (TaskStatus.LOST, None)
@@ -419,7 +419,12 @@ def test_what_a_dead_worker_left_is_shown_without_being_recorded(client: TaskCli
     run_dir = client.run_dir(task)
     run_dir.mkdir(parents=True)
     (run_dir / layout.EXIT).write_text("not a record")
-    assert client.get(task.task_id) == task
+    shown = client.get(task.task_id)
+    assert (shown.status, shown.stopped_by, shown.event_id) == (TaskStatus.LOST, "unreadable", None)
+    assert "cannot be read and is kept as exit.json" in shown.error
+    assert [path.name for path in run_dir.iterdir()] == [layout.EXIT]
+    (run_dir / layout.EXIT).rename(run_dir / "exit.json.unreadable")
+    assert client.get(task.task_id).error == shown.error + ".unreadable"
     assert client.journal("s").get(task.task_id) == task
 
 
