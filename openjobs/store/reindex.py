@@ -91,7 +91,9 @@ def _readable(documents: Documents, errors: list[OpenJobsError]) -> Iterator[Job
             continue
         for job_id in page.lines:
             try:
-                if (job := page.get(job_id)) is not None:
-                    yield job
+                job = page.get(job_id)
             except Damaged as error:
                 errors.append(error)
+                continue
+            assert job is not None  # it is one of the page's lines
+            yield job

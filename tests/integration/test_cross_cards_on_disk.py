@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from openjobs import GitJobStore, JobRunner, JobStatus, SpawnRequest, TurnRequest, TurnResult
+from openjobs.jobs import Queued, Started
 from openjobs.session import cards
+from openjobs.store.index import Entry
 from tests.support import eventually
+from tests.support.jobs import job_for
 from tests.support.turns import Turns
 
 
@@ -93,6 +96,43 @@ def test_a_caller_that_is_gone(store: GitJobStore, home: Path) -> None:
         assert runner.notices.pending() == []
     assert store.leases.dead() == []
     assert store.fsck("target").clean
+
+
+def test_a_caller_that_cannot_be_read_keeps_no_job_from_being_made(store: GitJobStore, home: Path) -> None:
+    """Which message its card hangs on is seen when the card is written."""
+    branch = home / "sessions" / "caller" / "repo" / ".git" / "refs" / "heads" / "main"
+    good = branch.read_bytes()
+    branch.write_bytes(b"no commit at all\n")
+    job = store.create(job_for(store, "target", caller_session_id="caller"), Queued(runner_id="r"))
+    assert (job.status, job.caller_msg_id) == (JobStatus.QUEUED, None)
+    branch.write_bytes(good)
+    assert store.mirror_later(job).result(20)
+    assert card_status(store, job.attach_id) == "running"
+
+
+@pytest.mark.parametrize("status", [None, "running", "queued", ["queued", "completed"]])
+def test_a_session_that_cannot_be_read_hides_no_other_of_those_that_were_asked(
+    status: str | list[str] | None, store: GitJobStore, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that was asked is damaged, one is gone, one is whole; what the home's index knows and no session has is no
+    job."""
+    made: dict[str, list[str]] = {}
+    for session_id in ("whole", "damaged", "gone"):
+        store.create_session(session_id)
+        jobs = [job_for(store, session_id, caller_session_id="caller") for _ in range(2)]
+        made[session_id] = [store.create(job, Queued(runner_id="r")).job_id for job in jobs]
+    store.apply(made["whole"][0], Started())
+    store.create(job_for(store, "whole"), Queued(runner_id="r"))
+    store.index.add([Entry(job_id=store.new_id(), session_id="whole", caller_session_id="caller")])
+    branch = home / "sessions" / "damaged" / "repo" / ".git" / "refs" / "heads" / "main"
+    good = branch.read_bytes()
+    branch.write_bytes(b"no commit at all\n")
+    shutil.rmtree(home / "sessions" / "gone")
+    seen = [job.job_id for job in store.visible("caller", status)]
+    expected = {None: [1, 0], "running": [0]}.get(status if isinstance(status, str | None) else "queued", [1])
+    assert sorted(seen) == sorted(made["whole"][number] for number in expected)
+    assert "what session caller asked session damaged for cannot be read" in caplog.text
+    branch.write_bytes(good)
 
 
 def test_a_turn_of_one_process_asks_for_a_job_of_another_session(store: GitJobStore, home: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 from openjobs import GitJobStore, MockTaskStore, errors
 from openjobs.durable import Disk
 from openjobs.jobs import Queued
+from openjobs.repo import RepositoryBusy
 from openjobs.store.index import Entry, FileIndex
+from tests.support import git
 from tests.support.cli import Cli
 from tests.support.homes import SESSION, Filled, fill
 from tests.support.jobs import job_for
@@ -110,6 +112,60 @@ def test_a_damaged_session_hides_no_other(home: Path) -> None:
     ended = Cli(home).inside("recover", code=None)
     assert ended.code == 6
     assert "session second could not be read whole" in ended.err
+
+
+@pytest.mark.parametrize("damage", ["a row", "a page"])
+def test_a_damaged_row_or_page_hides_no_other(damage: str, home: Path) -> None:
+    """Of the same session, too: all others are put back, and that session is named."""
+    repo = home / "sessions" / SESSION / "repo"
+    with GitJobStore(home, "relaxed") as store:
+        ids = [entry.job_id for entry in store.index.newest_first() if entry.session_id == SESSION]
+        page = store.documents(SESSION).older_page(0) if damage == "a page" else store.documents(SESSION).newest_page()
+        hurt = list(page.lines) if damage == "a page" else list(page.lines)[:1]
+    if damage == "a page":
+        (repo / page.path).write_bytes(b"[1, 2]")
+    else:
+        (repo / page.path).write_bytes(page.data.replace(b'"status":"', b'"status":"not-', 1))
+    git("commit", "-qam", "by hand", cwd=repo)
+    shutil.rmtree(home / "index")
+    told: list[tuple[str, bool]] = []
+    with GitJobStore(home, "relaxed") as store:
+        put = store.reindex(
+            SESSION, on_damage=lambda session_id, error: told.append((session_id, isinstance(error, errors.Damaged)))
+        )
+        assert told == [(SESSION, True)]
+        assert put == len(ids) - len(hurt)
+        for job_id in set(ids) - set(hurt):
+            assert store.get(job_id).job_id == job_id
+        with pytest.raises(errors.Damaged):
+            store.reindex(SESSION)
+
+
+def test_a_session_that_is_taken_away_meanwhile_is_passed_over(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was there when the names were read: nothing of it is missing any more."""
+    shutil.rmtree(home / "index")
+    with GitJobStore(home, "relaxed") as store:
+        names = store.sessions()
+        monkeypatch.setattr(store, "sessions", lambda: [*names, "gone"])
+        assert store.reindex() > 70
+        assert store.fsck("second").clean
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_an_index_that_cannot_be_written_is_said(held: bool, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was put back, for what reason is said, and the same again does it."""
+    shutil.rmtree(home / "index")
+    with GitJobStore(home, "relaxed") as store:
+
+        def fail(entries: object) -> None:
+            raise RepositoryBusy("the index is held") if held else OSError(28, "no space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store.index, "add", fail)
+            with pytest.raises(errors.SessionBusy if held else errors.StoreWriteFailed) as failed:
+                store.reindex()
+        assert held or failed.value.errno == 28
+        assert store.reindex() > 70
 
 
 def test_a_store_in_memory_has_nothing_to_put_back() -> None:
