@@ -11,7 +11,7 @@ import psutil
 
 import openjobs.processes
 from openjobs.durable import Disk
-from openjobs.processes import ProcessSupervisor, rundir
+from openjobs.processes import ProcessSupervisor, rundir, template
 from openjobs.processes.identity import this_system
 from openjobs.processes.template import Request, Template, argv_of
 from openjobs.processes.tree import TASK_VARIABLE
@@ -28,7 +28,7 @@ def faulty_template(*, portable: bool = False) -> Template:
     program = str(Path(__file__).with_name("faulty_template.py"))
     package = str(Path(openjobs.processes.__file__).parents[1])
     psutil_home = str(Path(psutil.__file__).parents[1]) if portable else ""
-    return Template(program=[sys.executable, "-I", "-S", program, package, psutil_home])
+    return Template(program=[sys.executable, *template._ISOLATED, program, package, psutil_home])
 
 
 def this_task() -> str:
