@@ -164,9 +164,9 @@ class Keeper:
         poll.register(self._wake, select.POLLIN)
         for stream in self._all_streams:
             poll.register(stream.pipe, select.POLLIN)
-        listening = -1 if self._channel is None else self._channel.fileno()
-        if self._channel is not None:
-            poll.register(listening, select.POLLIN)
+        assert self._channel is not None
+        listening = self._channel.fileno()
+        poll.register(listening, select.POLLIN)
         self._reap()
         spilling: dict[int, _Stream] = {}
         while True:
@@ -506,15 +506,14 @@ class Keeper:
         for stream in self._all_streams:
             if stream.spill >= 0 and not stream.held:
                 self._spill(stream)  # closes it at the end
+        # A pipe that rests is not read, so it does not end: whose spill takes something is watched again.
         now = {stream.spill: stream for stream in self._all_streams if stream.held}
         for fd in now.keys() - before.keys():
             poll.register(fd, select.POLLOUT)
-            if now[fd].pipe in self._streams:
-                poll.unregister(now[fd].pipe)
+            poll.unregister(now[fd].pipe)
         for fd in before.keys() - now.keys():
             poll.unregister(fd)
-            if before[fd].pipe in self._streams:
-                poll.register(before[fd].pipe, select.POLLIN)
+            poll.register(before[fd].pipe, select.POLLIN)
         return now
 
     def _drain_pipes(self) -> None:
@@ -691,8 +690,7 @@ class Keeper:
             self._send(b"+\n")
 
     def _listen(self) -> None:
-        if self._channel is None:
-            return
+        assert self._channel is not None
         try:
             data = self._channel.recv(4096)
         except BlockingIOError:

@@ -233,6 +233,7 @@ def test_a_closed_writer_and_a_forked_one_refuse(run: Path) -> None:
     log = opened(run)
     log.append(b"x")
     read_end, write_end = os.pipe()
+    over, stay = os.pipe()
     with log._turn:  # as if another thread were in the middle of a call
         pid = os.fork()
     if pid == 0:
@@ -245,15 +246,18 @@ def test_a_closed_writer_and_a_forked_one_refuse(run: Path) -> None:
         except ForkedProcess:
             answer = b"refused"
         finally:
+            os.close(stay)
             os.write(write_end, answer)
-            signal.pause()
+            os.read(over, 1)  # it lives on
+            os._exit(0)
     assert os.read(read_end, 100) == b"refused"
-    os.close(read_end)
-    os.close(write_end)
+    for fd in (read_end, write_end, over):
+        os.close(fd)
     log.append(b"z")
     log.close()
     opened(run).close()
-    os.kill(pid, signal.SIGKILL)
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    os.close(stay)
     os.waitpid(pid, 0)
     with pytest.raises(Closed):
         log.append(b"x")
