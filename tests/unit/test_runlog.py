@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
