@@ -109,7 +109,8 @@ def check_session(store: JobStore, session_id: str) -> Report:
         return Report(findings=findings, counts=dict(counts))
     part("repository", lambda: (("repository", line) for line in repository.check()))
     trails: dict[str, _Trail] = {}
-    has_history = part("history", lambda: _check_commits(repository.log(), trails, counts))
+    # From the commit at which rows are read: others may go on meanwhile.
+    has_history = part("history", lambda: _check_commits(repository.log(start=documents.commit_id), trails, counts))
     rows: dict[str, Job] = {}
     listed: set[str] = set()
     has_rows = part("pages", lambda: _check_pages(documents, rows, listed, counts))
@@ -268,12 +269,20 @@ def _check_card_elsewhere(
     documents = _within_reach(store, caller, callers, counts)
     if documents is None:
         return
-    card = documents.find_node(job.attach_id or "")
-    counts["cards"] += card is not None
-    said = cards.status_of(card) if card is not None else None
+    said = _said_of(job, documents)
+    counts["cards"] += said is not None
     if said == _on_card(job) or (said in (None, "running") and _is_seen_to(store, job)):
         return
-    what = f"its card in session {caller} says {said}" if card is not None else f"it has no card in session {caller}"
+    # Row and card were read at different moments, so all is looked at again in the order that nobody can overtake:
+    #   1. the mark, which goes when the card has followed the row
+    #   2. the card, which never goes before the row
+    #   3. the row
+    is_seen_to = _is_seen_to(store, job)
+    said = _said_of(job, store.documents(caller))
+    job = store.documents(job.parent_session_id).job(job.job_id) or job
+    if said == _on_card(job) or (said in (None, "running") and is_seen_to):
+        return
+    what = f"its card in session {caller} says {said}" if said is not None else f"it has no card in session {caller}"
     yield f"job {job.job_id}", f"is {job.status.value}, but {what}"
 
 
@@ -317,6 +326,12 @@ def _check_notices(rows: dict[str, Job], nodes: dict[str, Node], counts: Counter
             yield f"job {job.job_id}", f"is {job.status.value}, but its notice is {job.notice.value}"
         elif job.notice is NoticeStage.DELIVERED and not job.elsewhere and job.event_id not in told:
             yield f"job {job.job_id}", "its end is said to be told, and no message tells of it"
+
+
+def _said_of(job: Job, documents: Documents) -> str | None:
+    """What the job's card says, or None where there is none."""
+    card = documents.find_node(job.attach_id or "")
+    return cards.status_of(card) if card is not None else None
 
 
 def _on_card(job: Job) -> str:

@@ -86,6 +86,31 @@ def test_deltas_that_name_their_base_by_its_id_are_written_whole(repository: Git
     assert made.view().read("jobs.json") == b"line\n" * 300 + b"0\n1\n2\n3\n4\n"
 
 
+def test_what_is_there_twice_is_written_once(repository: GitRepository, tmp_path: Path) -> None:
+    """In two packs, or in one and in a file of its own; what is only in a file of its own comes along."""
+    [pack] = pack_dir(repository).glob("*.pack")
+    before = pack.read_bytes(), pack.with_suffix(".idx").read_bytes()
+    for number in range(3):
+        repository.transact([append(f"more {number}\n")])
+    repository.close()
+    for end, raw in zip(("pack", "idx"), before, strict=True):
+        (pack_dir(repository) / f"{pack.stem}.{end}").write_bytes(raw)
+    (repository.path / "theirs").write_text("theirs\n")
+    git("add", "theirs", cwd=repository.path)
+    git("commit", "-qm", "theirs", cwd=repository.path)
+    tip = git("rev-parse", "HEAD~1", cwd=repository.path)
+    alone = repository.path / ".git" / "objects" / tip[:2] / tip[2:]
+    alone.parent.mkdir(exist_ok=True)
+    raw = git("cat-file", "commit", tip, cwd=repository.path).encode() + b"\n"
+    alone.write_bytes(zlib.compress(b"commit %d\0" % len(raw) + raw))
+    assert len(list(pack_dir(repository).glob("*.pack"))) == 2
+    raw = written(repository)
+    made = restored(raw, tmp_path / "new")
+    assert objects(made.path) == objects(repository.path)
+    [whole] = (PackFile(str(pack_dir(made)), path.stem) for path in pack_dir(made).glob("*.pack"))
+    assert len(whole) == len(objects(repository.path))
+
+
 def test_a_pack_whose_end_is_missing_is_damage_while_it_is_copied(repository: GitRepository) -> None:
     """Named with its place; what came before was written, and its reader will miss the rest."""
     [pack] = pack_dir(repository).glob("*.pack")

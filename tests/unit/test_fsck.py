@@ -248,21 +248,41 @@ def test_a_commit_half_way_that_is_damaged_or_missing_is_named(
     assert len(on_disk.list("s1")) == 1
 
 
-def test_a_branch_that_goes_while_fsck_looks_is_a_finding(
-    on_disk: GitJobStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("part", ["check", "log"])
+def test_a_repository_that_refuses_while_fsck_looks_is_a_finding(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """Between two parts of the check."""
-    repository = on_disk.repository("s1")
-    check = repository.check
-    branch = on_disk.session_dir("s1") / "repo" / ".git" / "refs" / "heads" / "main"
+    """It could be opened, and cannot be any more when a part of the check begins; the other parts go on."""
+    ended(store)
 
-    def then_gone() -> Sequence[str]:
+    def refuse(**options: object) -> Sequence[str]:
+        raise errors.RepositoryRefused("it is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.repository("s1"), part, refuse)
+        assert said(store) == [f"{ {'check': 'repository', 'log': 'history'}[part] }: it is gone"]
+        assert counted(store)["cards"] == 1
+    clean(store)
+
+
+def test_a_session_that_goes_on_meanwhile_is_in_order(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs begin and end while their session is looked at: rows are compared with the commits up to that moment."""
+    job = queued(store)
+    repository = store.repository("s1")
+    check = repository.check
+
+    def others_go_on() -> Sequence[str]:
         found = check()
-        branch.write_text("half a line")
+        store.apply(job.job_id, Started())
+        store.apply(job.job_id, end_of(job))
+        queued(store, "another")
         return found
 
-    monkeypatch.setattr(repository, "check", then_gone)
-    assert said(on_disk) == [f"{branch}: {branch} is damaged: it holds no commit id"]
+    with monkeypatch.context() as patch:
+        patch.setattr(repository, "check", others_go_on)
+        assert said(store) == []
+    clean(store)
+    assert counted(store)["jobs"] == 2
 
 
 def test_objects_that_are_gone_are_findings(on_disk: GitJobStore) -> None:
@@ -491,6 +511,43 @@ def test_a_card_elsewhere_may_be_late_only_while_somebody_sees_to_it(store: JobS
     clean(store)
     assert counted(store)["cards"] == 1
     assert counted(store, "s2")["cards of other sessions"] == 1
+
+
+def test_a_card_elsewhere_that_follows_meanwhile_is_in_order(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job ends, its card follows, and its runner has nothing more to see to, while both sessions are read: at
+    whichever moment that is."""
+    repository, documents = store.repository("s1"), store.documents
+    check = repository.check
+    for moment in ("between", "after"):
+        store.active.mark("r1", "s1")
+        job = queued(store, caller_session_id="s2")
+        store.mirror_later(job).result()
+        store.apply(job.job_id, Started())
+
+        def to_the_end(job: Job = job) -> None:
+            store.mirror_later(store.apply(job.job_id, end_of(job))).result()
+            store.active.clear("r1", "s1")
+
+        def between() -> Sequence[str]:
+            found = check()
+            to_the_end()
+            return found
+
+        def after(session_id: str) -> Documents:
+            found = documents(session_id)
+            if session_id == "s2" and store.active.sessions("r1"):
+                found.find_node("whatever")
+                to_the_end()
+            return found
+
+        with monkeypatch.context() as patch:
+            if moment == "between":
+                patch.setattr(repository, "check", between)
+            else:
+                patch.setattr(store, "documents", after)
+            assert said(store) == []
+        assert store.active.sessions("r1") == []
+        clean(store)
 
 
 def test_a_card_elsewhere_is_never_ahead_of_its_job(store: JobStore) -> None:

@@ -37,6 +37,7 @@ from openjobs.repo.packs import (
     common_prefix,
     common_suffix,
     deflate,
+    encode_delta,
     encode_index,
     entry_header,
     make_delta,
@@ -46,7 +47,7 @@ from openjobs.repo.packs import (
     read_offset,
 )
 from openjobs.repo.packs import store as stored
-from openjobs.repo.packscan import PackRegion, index_pack, scan_pack
+from openjobs.repo.packscan import PackRegion, index_pack, made_bytes, scan_pack
 from openjobs.repo.trees import DIRECTORY, EMPTY, FILE, Tree, path_parts
 from openjobs.repo.view import parse_commit
 from tests.support import git
@@ -602,6 +603,51 @@ def test_a_pack_whose_end_is_not_in_the_file_is_damage(tmp_path: Path) -> None:
     for cut, size in ((1, len(raw)), (1000, len(raw)), (0, len(raw) + 1), (0, 1 << 40)):
         with pytest.raises(errors.Damaged, match=r"the pack is cut|checksum is wrong"):
             scanned(raw[: len(raw) - cut], tmp_path / "x.pack", size)
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"", "does not begin as a pack does"),
+        (b"PACK\0\0\0\x02\0\0\0\0", "does not begin as a pack does"),
+        (b"KCAP" + pack_of()[4:], "does not begin as a pack does"),
+        (pack_of()[:7] + b"\x03" + pack_of()[8:], "does not begin as a pack does"),
+        (pack_of(blob(b"one"))[:-1] + b"x", "its checksum is wrong"),
+    ],
+    ids=["nothing", "no checksum", "magic", "version", "checksum"],
+)
+def test_what_is_no_pack_is_damage(tmp_path: Path, raw: bytes, why: str) -> None:
+    """Before any of it is inflated."""
+    with pytest.raises(errors.Damaged, match=why):
+        scanned(raw, tmp_path / "x.pack")
+    assert scanned(pack_of(), tmp_path / "x.pack") == []
+
+
+REGION = st.one_of(st.binary(min_size=1, max_size=300), st.tuples(st.integers(0, 1000), st.integers(1, 200_000)))
+
+
+@given(st.lists(REGION, max_size=12))
+def test_what_a_delta_makes_is_known_without_making_it(regions: list[bytes | tuple[int, int]]) -> None:
+    """To the byte: new bytes and copies, also those that are written as several."""
+    sizes = [len(each) if isinstance(each, bytes) else each[1] for each in regions]
+    assert made_bytes(encode_delta(10, sum(sizes), regions)) == sum(sizes)
+
+
+def test_copies_with_few_operands_are_counted_too() -> None:
+    """git leaves out operands that are zero; no size at all is 65,536. Where one is cut, what is there counts."""
+    head = b"\x05\x05"
+    for copy, size in (
+        (b"\x80", 65536),
+        (b"\x90\x07", 7),
+        (b"\xa0\x01", 256),
+        (b"\xc0\x01", 65536),
+        (b"\xf0\x01\x02\x03", 0x30201),
+        (b"\x91\x09\x07", 7),
+        (b"\x8f\x01\x02\x03\x04", 65536),
+        (b"\xb0\x07", 7),
+    ):
+        assert made_bytes(head + copy) == size
+        assert made_bytes(head + b"\x03abc" + copy) == size + 3
 
 
 # --- git's index ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from openjobs import errors
 from openjobs.durable import Disk
-from openjobs.repo import Change, GitRepository, MemoryRepository, Repository, Transaction, View
+from openjobs.repo import Change, GitRepository, MemoryRepository, Outcome, Repository, Transaction, View
 
 NOW = datetime(2026, 5, 6, 7, 8, 9, tzinfo=UTC)
 
@@ -140,6 +140,28 @@ def test_before_publish_runs_between_memory_and_visibility(repository: Repositor
     repository.transact([put(a=b"4")], before_publish=lambda: calls.append(1))
     assert calls == [1]
     assert repository.view().read("a") == b"4"
+
+
+def test_who_waits_is_told_once_it_is_durable(repository: Repository) -> None:
+    """`durable` gets the outcomes that `transact` returns; whoever looks by then sees the last commit. Of a batch
+    that was abandoned nobody is told."""
+    told: list[list[Outcome]] = []
+    seen: list[bytes | None] = []
+
+    def durable(outcomes: list[Outcome]) -> None:
+        told.append(list(outcomes))
+        seen.append(repository.view().read("a"))
+
+    returned = repository.transact([put(a=b"1"), refuse, put(a=b"2"), lambda view: None], durable=durable)
+    assert told == [returned]
+    assert seen == [b"2"]
+
+    def veto() -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        repository.transact([put(a=b"3")], before_publish=veto, durable=durable)
+    assert len(told) == 1
 
 
 def repository_view(repository: Repository) -> bytes | None:
