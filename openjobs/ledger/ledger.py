@@ -91,7 +91,7 @@ class Ledger:
 
     # --- reading -----------------------------------------------------------------------------------
 
-    def read(self, since: Cursor = START, *, must_fit: bool = False) -> Iterator[Record]:
+    def read(self, since: Cursor = START, *, must_fit: bool = False) -> Generator[Record, None, None]:
         """The records behind `since`, as far as there are any now; never repairs, never waits.
 
         An incomplete record at the end is not there yet. Raises `Damaged` and `FileRefused`, after the
@@ -250,7 +250,7 @@ class Exclusive:
         self._tail_bytes = 0
         self._catch_up()
 
-    def read(self, since: Cursor = START) -> Iterator[Record]:
+    def read(self, since: Cursor = START) -> Generator[Record, None, None]:
         return self._ledger.read(since)
 
     def append(self, payload: Mapping[str, Any], *, durable: bool = True) -> Record:

@@ -368,6 +368,9 @@ class Attendant:
         for session_id, those in by_session.items():
             try:
                 self._look_for_stops_of(session_id, those)
+            except Damaged as error:
+                log.warning("stops of session %s cannot be looked for before it is repaired: %s", session_id, error)
+                self._states[session_id] = self._client.journal(session_id).state()  # it is said once
             except (OpenJobsError, OSError) as error:
                 log.warning("stops of session %s cannot be looked for: %s", session_id, error)
 

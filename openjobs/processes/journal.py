@@ -7,9 +7,10 @@ repaired, at its boundary (`openjobs.ledger`).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -278,18 +279,20 @@ class TaskJournal:
     def _take(self, records: Sequence[Record]) -> None:
         """Our own records; another thread may have read them from the file in the meantime."""
         with self._lock:
-            self._catch_up(iter([record for record in records if record.seq > self._seen.seq]))
+            seen = self._seen.seq
+            self._catch_up(record for record in records if record.seq > seen)
 
-    def _catch_up(self, records: Iterator[Record]) -> None:
+    def _catch_up(self, records: Generator[Record, None, None]) -> None:
         """With the lock held."""
-        for record in records:
-            if record.seq <= self._seen.seq:
-                # What we read before had never become durable and is gone: begin again.
-                self._forget()
-                self._catch_up(self._ledger.read())
-                return
-            before, self._seen = self._seen, record.cursor
-            self._apply(record, before)
+        with contextlib.closing(records):
+            for record in records:
+                if record.seq <= self._seen.seq:
+                    # What we read before had never become durable and is gone: begin again.
+                    self._forget()
+                    self._catch_up(self._ledger.read())
+                    return
+                self._apply(record, self._seen)
+                self._seen = record.cursor  # not before: what cannot be understood is damage at every look
 
     def _apply(self, record: Record, before: Cursor) -> None:
         """Note where a fact stands. Tasks are made of facts only when somebody asks for them."""

@@ -289,6 +289,34 @@ def test_a_journal_that_cannot_be_read_keeps_no_stop_of_another_session(
     assert supervisor.wait(kept.task_id, BOUND_S).status is TaskStatus.CANCELLED
 
 
+def test_a_damaged_journal_is_said_once_and_keeps_no_stop_of_another_session(
+    supervisor: ProcessSupervisor, store: GitJobStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Something that no writer of ours made stands in it: what others ask is not looked for behind that, it is not
+    said again at every look, and once it is repaired all goes on."""
+    kept = supervisor.start("s", FOREVER, env=ENV)
+    other = supervisor.start("t", FOREVER, env=ENV)
+    looks = []
+    look = supervisor._attendant._look_for_stops_of
+
+    def counted(session_id: str, lives: list[Live]) -> None:
+        looks.append(session_id)
+        look(session_id, lives)
+
+    monkeypatch.setattr(supervisor._attendant, "_look_for_stops_of", counted)
+    path = store.session_dir("s") / "tasks.jsonl"
+    size = path.stat().st_size
+    supervisor.client.journal("s")._ledger.append({"fact": "ended", "task": kept.task_id, "at": "never"})
+    eventually(lambda: looks.count("s") >= 4)
+    assert caplog.text.count("before it is repaired") == 1
+    supervisor.stop(other.task_id, grace_s=1.0)
+    assert supervisor.wait(other.task_id, BOUND_S).status is TaskStatus.CANCELLED
+    os.truncate(path, size)
+    with TaskClient(supervisor.client.home) as client:
+        client.request_stop(kept.task_id, "from elsewhere", grace_s=1.0)
+    assert supervisor.wait(kept.task_id, BOUND_S).status is TaskStatus.CANCELLED
+
+
 def test_an_end_whose_record_cannot_be_read_now_is_not_made_up(
     supervisor: ProcessSupervisor, store: GitJobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,6 +406,8 @@ def test_a_run_that_somebody_else_looks_at_is_not_called_lost(
 
     def somebody_is_faster(directory: Path, **more: Any) -> rundir.Burial | None:
         if not tries:
+            assert task.keeper is not None
+            eventually(lambda: not this_system().is_alive(task.keeper))  # type: ignore[arg-type]
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         tries.append(bury(directory, **more))
         return tries[-1]

@@ -13,7 +13,7 @@ import pytest
 from openjobs import JobRunner, JobStatus, SpawnRequest, TurnRequest, TurnResult
 from openjobs.errors import Damaged, ParentFinished, StoreWriteFailed, UnknownJob
 from openjobs.jobs import Completed, Queued, Started
-from openjobs.processes import ProcessSupervisor, Task, TaskJournal, TaskStatus, this_system
+from openjobs.processes import ProcessSupervisor, Task, TaskClient, TaskJournal, TaskStatus, this_system
 from openjobs.processes.owned import JobTasks
 from openjobs.processes.tree import TASK_VARIABLE
 from openjobs.runner.owned import LeftTasks
@@ -355,6 +355,30 @@ def test_marks_that_cannot_be_made_start_nothing(
     assert supervisor.list("s") == []
     release.set()
     runner.await_job(job.job_id, BOUND_S)
+
+
+def test_a_command_that_cannot_be_asked_to_stop_keeps_no_other_from_being_asked(
+    store: GitJobStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk has no room for the request: it is said of that one, and all others hear of theirs."""
+    job = store.create(job_for(store, "s"), Queued(runner_id="r"), Started())
+    asked: list[str] = []
+    with TaskClient(store.session_dir("s").parents[1]) as client:
+        tasks = [
+            client.journal("s").begin(f"{n:032x}", "x", worker_id="w", boot="b", job_id=job.job_id)[0] for n in range(3)
+        ]
+
+        def stop(task: Task, reason: str, grace_s: float) -> None:
+            if task.task_id == tasks[1].task_id:
+                raise StoreWriteFailed("the disk is full")
+            asked.append(task.task_id)
+
+        owned = JobTasks(client, disk=store.disk, stop=stop)
+        owned.mark(job.job_id, "s")
+        assert [task.task_id for task in owned.ask(job.job_id, "enough")] == [task.task_id for task in tasks]
+    assert asked == [tasks[0].task_id, tasks[2].task_id]
+    assert f"task {tasks[1].task_id} of job" in caplog.text
+    store.apply(job.job_id, Completed(event_id="e", result_text="done"))
 
 
 # --- starts that meet an end -------------------------------------------------------------------------------

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attrs
 import psutil
 import pytest
 
@@ -131,25 +135,22 @@ def test_a_worker_that_says_nothing_for_too_long_gets_nothing_run(tmp_path: Path
 @pytest.mark.parametrize("go", [False, True])
 def test_a_worker_that_goes_without_having_listened(go: bool, tmp_path: Path, template: Template) -> None:
     """Its socket is reset rather than ended: before `go` nothing runs, after it the command runs to its end."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    asked = request(f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; exit 5")
+    data = json.dumps({"run_dir": str(run_dir), **attrs.asdict(asked)}).encode()
     ours, theirs = socket.socketpair()
     with theirs:
         template._hand_over(theirs)
-    run = Run(ours, tmp_path / "run")
-    (tmp_path / "run").mkdir()
-    command = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; exit 5"
-    run._begin(request(command), None)
-    if go:
-        ours.send(b"g")
-        eventually(lambda: rundir.child_identity(tmp_path / "run"))
-        eventually(lambda: ours.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-    else:
-        os.kill(run.keeper.pid, signal.SIGSTOP)
-        ours.send(b"xx")  # so that something is unread at its end, too
-        os.kill(run.keeper.pid, signal.SIGCONT)
-    ours.close()
+    with ours:
+        ours.sendall(struct.pack(">I", len(data)) + data)
+        assert select.select([ours], [], [], BOUND_S)[0]  # it said who it is
+        if go:
+            ours.send(b"g")
+            eventually(lambda: rundir.child_identity(run_dir))
     (tmp_path / "go").touch()
-    eventually(lambda: not rundir.keeper_lives(tmp_path / "run"), BOUND_S)
-    record = record_of(tmp_path / "run")
+    eventually(lambda: rundir.read_exit(run_dir) and not rundir.keeper_lives(run_dir), BOUND_S)
+    record = record_of(run_dir)
     assert (record.stopped_by, record.exit_code) == (("exit", 5) if go else (layout.BY_NEVER_STARTED, None))
 
 

@@ -10,18 +10,22 @@ from typing import Any
 import pytest
 
 from openjobs.clock import SystemClock
-from openjobs.durable import FileLock
+from openjobs.durable import Disk, FileLock
 from openjobs.errors import (
+    Bug,
     Damaged,
     FileRefused,
     ForkedProcess,
     InvalidInput,
     NewerFormat,
+    OutcomeUnknown,
     SessionBusy,
+    StoreWriteFailed,
 )
 from openjobs.ledger import START, Cursor, Ledger
 from openjobs.ledger.lines import checksum, encode
 from tests.support.crash_states import RecordingDisk
+from tests.support.disks import FaultyDisk
 
 
 @pytest.fixture
@@ -342,3 +346,105 @@ def test_the_checksum_covers_number_and_payload() -> None:
     """Two numbers never share a checksum for one payload by construction alone."""
     assert checksum(1, b"{}") != checksum(2, b"{}")
     assert checksum(1, b"{}") != checksum(1, b"[]")
+
+
+# --- at the edges ------------------------------------------------------------------------------------------
+
+
+def test_nothing_appended_is_nothing_written(path: Path) -> None:
+    """Not even the file; and what was never written cannot be made smaller."""
+    ledger = Ledger(path)
+    assert ledger.append_many([]) == []
+    done = ledger.compact(lambda record: True)
+    assert (done.kept, done.dropped) == (0, 0)
+    assert not path.exists()
+
+
+def test_a_lock_that_was_given_back_is_not_used_any_more(path: Path) -> None:
+    """Whoever kept what `exclusive` gave is told, before he writes beside somebody else."""
+    ledger = Ledger(path)
+    with ledger.exclusive() as held:
+        held.append({"n": 1})
+    for late in (lambda: held.append({"n": 2}), lambda: held.compact(lambda record: True)):
+        with pytest.raises(Bug, match="given back"):
+            late()
+    assert texts(ledger) == [1]
+
+
+def test_another_thread_is_waited_for_as_long_as_was_said(path: Path) -> None:
+    """One object, two threads: the second is refused in time, and nothing was written by it."""
+    ledger = Ledger(path, busy_timeout_s=0.01)
+    refused: list[BaseException] = []
+
+    def append() -> None:
+        try:
+            ledger.append({"n": 2})
+        except SessionBusy as error:
+            refused.append(error)
+
+    with ledger.exclusive() as held:
+        thread = threading.Thread(target=append)
+        thread.start()
+        thread.join(10)
+        held.append({"n": 1})
+    assert "another thread" in str(refused[0])
+    assert texts(ledger) == [1]
+
+
+def test_a_compaction_that_the_disk_refuses_leaves_it_whole(path: Path) -> None:
+    """As it was, or compacted: that it is not known which is said."""
+    disk = FaultyDisk()
+    ledger = Ledger(path, disk=disk)
+    ledger.append_many([{"n": number} for number in range(4)])
+    k = 0
+    while True:
+        k += 1
+        disk.arm(k)
+        try:
+            ledger.compact(lambda record: record.data["n"] % 2 == 0)
+        except (OutcomeUnknown, StoreWriteFailed):
+            assert texts(Ledger(path)) in ([0, 1, 2, 3], [0, 2, 3], [0, 2])
+        if not disk.failed:
+            break
+    disk.disarm()
+    assert k > 3
+    assert ledger.append({"n": 4}).seq == 5
+    assert texts(Ledger(path))[-1] == 4
+
+
+def test_a_file_that_changes_under_our_lock_is_left_alone(path: Path) -> None:
+    """Somebody writes to it without asking: nothing of ours is put behind that."""
+
+    class Disturbed(Disk):
+        def open_append(self, where: Any, mode: int = 0o600) -> int:
+            with open(where, "ab") as file:
+                file.write(b"not ours")
+            return super().open_append(where, mode)
+
+    Ledger(path).append({"n": 1})
+    before = path.read_bytes()
+    with pytest.raises(Damaged, match="while we had its lock"):
+        Ledger(path, disk=Disturbed(durable=False)).append({"n": 2})
+    assert path.read_bytes() == before + b"not ours"
+
+
+def test_who_follows_sees_what_comes_later_and_nothing_twice(path: Path) -> None:
+    """Through looks at which there is no file yet, looks at which nothing is new, and one that is told to stop."""
+    ledger, stop = Ledger(path), threading.Event()
+    happens = [
+        lambda: None,
+        lambda: ledger.append({"n": 1}),
+        lambda: None,
+        lambda: ledger.append_many([{"n": 2}, {"n": 3}]),
+        lambda: None,
+        stop.set,
+    ]
+
+    class Led(SystemClock):
+        def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
+            happens.pop(0)()
+            return event.is_set()
+
+    assert [record.data["n"] for record in ledger.follow(stop=stop, clock=Led())] == [1, 2, 3]
+    assert list(ledger.follow(stop=stop)) == []
+    assert happens == []

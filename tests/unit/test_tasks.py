@@ -21,8 +21,9 @@ from openjobs.errors import AmbiguousId, Damaged, IdempotencyConflict, InvalidIn
 from openjobs.processes import layout, rundir
 from openjobs.processes.client import TaskClient, run_directory, task_entry
 from openjobs.processes.journal import TaskJournal
+from openjobs.processes.output import read_output
 from openjobs.processes.runs import incomplete_runs, owner_of, remove_run
-from openjobs.processes.task import Fact, Task, TaskStatus, after, digest_of, lost, may_follow, shown_command
+from openjobs.processes.task import Fact, Task, TaskStatus, after, digest_of, end_of, lost, may_follow, shown_command
 from tests.support import FakeClock
 from tests.support.processes import RELAXED
 
@@ -517,3 +518,101 @@ def test_gc_counts_what_it_found_and_not_what_went_meanwhile(
     monkeypatch.setattr(rundir, "is_locked", lambda path: False)
     assert remove_run(client.home, "s", run_dir.name) == 1000
     assert not run_dir.exists()
+
+
+# --- at the edges ------------------------------------------------------------------------------------------
+
+
+def test_a_fact_that_does_not_fit_is_refused_by_what_the_task_is(journal: TaskJournal) -> None:
+    """With the status that it has; a task that is not there has none."""
+    ended = {"fact": Fact.ENDED.value, "task": "t1", "at": "2026-01-01T00:00:00.000Z", "event_id": "e", **END}
+    with pytest.raises(InvalidTransition) as refused:
+        after(None, ended)
+    assert refused.value.status == "unknown"
+    begin(journal, "t1")
+    done = journal.record("t1", Fact.ENDED, event_id="e", **END)
+    with pytest.raises(InvalidTransition) as refused:
+        after(done, ended)
+    assert refused.value.status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("error", 7), ("stopped_by", None), ("stdout_bytes", "3"), ("exit_code", 1.0)]
+)
+def test_a_fact_of_another_form_is_no_fact(journal: TaskJournal, name: str, value: object) -> None:
+    """Nothing is shown, compared or counted with that is not what it says it is."""
+    task, _ = begin(journal, "t1")
+    ended = {"fact": Fact.ENDED.value, "task": "t1", "at": "2026-01-01T00:00:00.000Z", "event_id": "e", **END}
+    with pytest.raises(ValueError, match=name):
+        after(task, {**ended, name: value})
+
+
+@pytest.mark.parametrize(("reason", "status"), [("enough", TaskStatus.CANCELLED), ("", TaskStatus.FAILED)])
+def test_what_never_started_was_stopped_or_failed(reason: str, status: TaskStatus) -> None:
+    """A stop that came before the start is a stop; a worker that went away without a word is none."""
+    record = rundir.exit_record(
+        {
+            "version": 1,
+            "task_id": "t1",
+            "keeper": KEEPER,
+            "child": None,
+            "started_at": None,
+            "ended_at": "2026-01-01T00:00:00.000Z",
+            "exit_code": None,
+            "signal": None,
+            "stopped_by": layout.BY_NEVER_STARTED,
+            "reason": reason,
+            "error": "",
+            "stdout_bytes": 0,
+            "stderr_bytes": 0,
+            "stdout_seen_bytes": 0,
+            "stderr_seen_bytes": 0,
+            "truncated": False,
+            "remaining": [],
+            "remaining_count": 0,
+        }
+    )
+    end = end_of(record)
+    assert (end["status"], end["error"]) == (status.value, "it was never started; nothing ran")
+
+
+def test_the_same_id_begins_one_task(journal: TaskJournal) -> None:
+    """Whoever comes second gets the first one."""
+    first, _ = begin(journal, "t1")
+    second, fresh = journal.begin("t1", "make", worker_id="w2", boot="b")
+    assert (second, fresh) == (first, False)
+
+
+def test_a_journal_with_nonsense_gives_its_lock_back(journal: TaskJournal) -> None:
+    """Who reads or wants to write is told of the damage, each time; nothing is put behind it, and nobody is kept from
+    what can be done about it."""
+    begin(journal, "t1")
+    journal._ledger.append({"fact": "ended", "task": "t1", "at": "never"})
+    for _ in range(2):
+        with pytest.raises(Damaged, match="no facts of a task"):
+            begin(journal, "t2")
+        with pytest.raises(Damaged, match="no facts of a task"):
+            journal.get("t1")
+    assert journal._ledger.append({"fact": "of a newer version"}).seq == 3
+
+
+def test_what_was_read_and_then_lost_is_forgotten(journal: TaskJournal, tmp_path: Path) -> None:
+    """A record that had not become durable is gone, and another one stands in its place: that one counts."""
+    begin(journal, "t1")
+    size = (tmp_path / "tasks.jsonl").stat().st_size
+    begin(journal, "t2")
+    other = TaskJournal(tmp_path, "s", disk=Disk(durable=False))
+    os.truncate(tmp_path / "tasks.jsonl", size)
+    other._ledger.append({"fact": "of a newer version"})
+    begin(other, "t3")
+    journal.refresh()
+    assert sorted(task.task_id for task in journal.tasks()) == ["t1", "t3"]
+    with pytest.raises(UnknownTask):
+        journal.get("t2")
+
+
+def test_only_places_in_an_output_can_be_asked_for(tmp_path: Path) -> None:
+    """Before anything is opened."""
+    for wrong in ({"offset": -1}, {"limit": -1}):
+        with pytest.raises(InvalidInput, match="0 or more"):
+            read_output(tmp_path / "nowhere", **wrong)  # type: ignore[arg-type]
