@@ -352,3 +352,23 @@ print("main ends")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "main ends\n"
+
+
+def test_a_slot_is_lent_once_and_given_up_once(ground: Callable[..., Ground]) -> None:
+    """Two who decide the same about one thread at once, or too late, cost no slot and make none."""
+    g = ground(1)
+    g.put("a")
+    g.until_begun("a")
+    with g.lock:
+        assert g.pool.lend(g.seats["a"])
+        assert not g.pool.lend(g.seats["a"])
+        assert (g.pool.stats().in_use, g.pool.stats().lent) == (0, 1)
+        for _ in range(2):
+            g.pool.give_up(g.seats["a"])
+            assert (g.pool.stats().in_use, g.pool.stats().lent, g.pool.stats().stuck) == (0, 0, 1)
+        assert not g.pool.lend(g.seats["a"])
+        assert g.pool.take_back(g.seats["a"]) is None
+    g.put("b")
+    g.until_begun("b")
+    g.let_go("a", "b")
+    eventually(lambda: g.pool.stats().in_use == g.pool.stats().stuck == 0)

@@ -244,6 +244,76 @@ def test_a_child_that_cannot_be_asked_keeps_no_parent_from_being_cancelled(
         store.apply(job.job_id, Cancelled(event_id=store.new_id(), reason="the test is over"))
 
 
+def test_a_job_that_is_asked_to_stop_as_it_begins_to_wait_does_not_wait(
+    make_runner: MakeRunner, turns: Turns, ask: Ask
+) -> None:
+    """The request came between the turn's last look and its wait for a job that is not under it."""
+    runner = make_runner(2)
+    turns["stranger"].obeys = False
+    stranger = runner.submit(ask("stranger"))
+    begun, cancelled = threading.Event(), threading.Event()
+
+    def turn(request: TurnRequest, cancel_event: threading.Event) -> TurnResult:
+        begun.set()
+        assert cancelled.wait(PATIENCE_S)
+        assert cancel_event.is_set()
+        runner.await_job(stranger.job_id)
+        return TurnResult()
+
+    job = runner.submit(ask("waits"), sync_fn=turn)
+    assert begun.wait(PATIENCE_S)
+    runner.cancel(job.job_id, "never mind")
+    cancelled.set()
+    ended = runner.await_job(job.job_id)
+    assert (ended.status, ended.cancel_reason) == (JobStatus.CANCELLED, "never mind")
+    assert not runner.get(stranger.job_id).terminal
+
+
+def test_a_grandchild_is_under_its_grandparent_and_not_the_other_way_round(
+    make_runner: MakeRunner, turns: Turns, ask: Ask
+) -> None:
+    """What is under a job stops with it, so that a job that waits for its grandchild need not be woken to stop."""
+    runner = make_runner(3)
+    parent = runner.submit(ask("parent"))
+    child = runner.submit(ask("child", parent_job_id=parent.job_id))
+    grandchild = runner.submit(ask("grandchild", parent_job_id=child.job_id))
+    for prompt in ("parent", "child", "grandchild"):
+        turns[prompt].until_started()
+    one, two, three = (runner._roster.jobs[job.job_id] for job in (parent, child, grandchild))
+    assert three.is_under(one)
+    assert three.is_under(two)
+    assert not one.is_under(three)
+    assert not one.is_under(one)
+
+
+def test_a_line_with_many_waiters_stays_as_long_as_its_jobs(make_runner: MakeRunner, turns: Turns, ask: Ask) -> None:
+    """A job that a thousand wait for stands in it once: memory is bounded by the jobs (R11)."""
+    runner = make_runner(1)
+    first = runner.submit(ask("first"))
+    turns["first"].until_started()
+    queued = runner.submit(ask("queued"))
+    live = runner._roster.jobs[queued.job_id]
+    with runner._roster.lock:
+        for _ in range(1000):
+            runner._roster.line.want(live)
+        assert len(runner._roster.line._wanted) <= 67
+    turns.finish_all()
+    assert [job.status for job in runner.await_tasks([first.job_id, queued.job_id])] == [JobStatus.COMPLETED] * 2
+    with runner._roster.lock:
+        assert runner._roster.line.take(False) is None
+
+
+def test_a_client_that_is_closed_in_a_forked_child_closes_nothing_of_its_parents(
+    store: MockTaskStore, sid: str
+) -> None:
+    """Its thread is in the parent."""
+    with JobClient(store) as client:
+        client._pid += 1  # as in a child
+        client.close()
+        assert not client._timers._closed
+        client._pid -= 1
+
+
 # --- the end of a turn -------------------------------------------------------------------------------------
 
 
