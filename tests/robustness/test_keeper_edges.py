@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 
 import openjobs
 from openjobs.durable import Disk
+from openjobs.errors import ForkedProcess, KeeperFailed
 from openjobs.processes import keeper as keeper_module
 from openjobs.processes import layout, rundir, template_main
 from openjobs.processes import template as template_module
@@ -435,3 +437,100 @@ def test_a_template_whose_socket_fails_leaves(monkeypatch: pytest.MonkeyPatch) -
 
     with ours, theirs, forked(serve) as child:
         assert child.answer() == "left"
+
+
+def test_a_template_that_does_not_leave_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker closes and does not wait for ever; keepers are no concern of that."""
+    waited: list[float | None] = []
+    wait = subprocess.Popen.wait
+
+    def stubborn(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        waited.append(timeout)
+        if timeout is not None:
+            raise subprocess.TimeoutExpired("template", timeout)
+        return wait(process)
+
+    program = [sys.executable, "-c", "import signal; signal.pause()"]
+    template = Template(program=program)
+    with template._lock:
+        template._launch()
+    pid = template.pid
+    assert pid is not None
+    monkeypatch.setattr(subprocess.Popen, "wait", stubborn)
+    template.close()
+    assert waited == [5, None]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_template_that_dies_as_it_is_asked_is_asked_again(
+    tmp_path: Path, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was told to go, so that a second try is safe; two in a row are said."""
+    send = socket.send_fds
+    broken = [1]
+
+    def breaks(*args: object) -> int:
+        if broken:
+            broken.pop()
+            raise BrokenPipeError(32, "broken pipe")
+        return send(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(template_module.socket, "send_fds", breaks)
+    with template.start(tmp_path, request("exit 5")) as run:
+        run.go()
+        assert run.wait(BOUND_S)
+    assert record_of(tmp_path).exit_code == 5
+    broken.extend([1, 1])
+    with pytest.raises(KeeperFailed, match="the template is gone"):
+        template.start(tmp_path / "second", request("exit 5"))
+
+
+def test_a_keeper_that_dies_before_it_is_told_what_to_run_is_asked_for_again(
+    tmp_path: Path, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that failed so at once, one template was to blame, and the other one's is left alone."""
+    broken = [1]
+    begin = Run._begin
+
+    def breaks(run: Run, *args: object) -> None:
+        if broken:
+            broken.pop()
+            with template._lock:
+                template._stop()  # somebody else saw the same, and was faster
+            run._channel.shutdown(socket.SHUT_RDWR)
+        begin(run, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Run, "_begin", breaks)
+    with template.start(tmp_path, request("exit 5")) as run:
+        run.go()
+        assert run.wait(BOUND_S)
+    assert record_of(tmp_path).exit_code == 5
+
+
+def test_a_template_that_is_closed_in_a_forked_child_is_its_parents(tmp_path: Path, template: Template) -> None:
+    """The child's close ends nothing, and starts nothing."""
+
+    def close() -> str:
+        template.close()
+        try:
+            template.start(tmp_path / "child", request("true"))
+        except ForkedProcess:
+            return "refused"
+        return "started"
+
+    with template.start(tmp_path, request("exit 5")) as run, forked(close) as child:
+        assert child.answer() == "refused"
+        run.go()
+        assert run.wait(BOUND_S)
+    assert record_of(tmp_path).exit_code == 5
+
+
+def test_where_another_system_needs_psutil_the_template_is_told_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its directory, since the template has no site packages."""
+    other = type(sys)("sys")
+    other.__dict__.update(vars(sys), platform="another")
+    monkeypatch.setattr(template_module, "sys", other)
+    assert Path(template_module._program()[-1], "psutil").is_dir()
+    monkeypatch.undo()
+    assert (template_module._program()[-1] == "") is (sys.platform == "linux")
