@@ -401,6 +401,114 @@ def test_a_store_that_closes_under_its_runner_leaves_the_end_to_recovery(
     assert store.get(job.job_id).status is JobStatus.ERRORED
 
 
+def test_a_fault_of_ours_in_settling_one_step_keeps_no_job_from_its_end(
+    runner: JobRunner, turns: Turns, ask: Ask, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged as one, and what comes next is settled."""
+    committed = runner._settler._committed
+
+    def broken(live: Any, job: Job, **more: Any) -> None:
+        if not job.terminal:
+            raise RuntimeError("a fault of ours")
+        committed(live, job, **more)
+
+    monkeypatch.setattr(runner._settler, "_committed", broken)
+    assert ran(runner, turns, ask).status is JobStatus.COMPLETED
+    assert "settling an event failed: a fault of ours" in caplog.text
+
+
+def test_a_submit_that_wrote_nothing_and_could_not_look_leaves_nothing_to_wait_for(
+    runner: JobRunner, store: MockTaskStore, sid: str, turns: Turns, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is refused, since there is no such job: the runner forgets it, and says what was the matter."""
+    get = store.get
+
+    def nothing(*args: Any, **more: Any) -> Future[Job]:
+        failed: Future[Job] = Future()
+        failed.set_exception(errors.OutcomeUnknown("the last sync failed"))
+        return failed
+
+    def unreadable(job_id: str) -> Job:
+        monkeypatch.setattr(store, "get", get)
+        raise errors.Damaged("a page cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "create_later", nothing)
+        monkeypatch.setattr(store, "get", unreadable)
+        with pytest.raises(errors.OutcomeUnknown):
+            runner.submit(ask())
+    assert runner.wait_idle()
+    assert store.list(sid) == []
+    assert ran(runner, turns, ask).status is JobStatus.COMPLETED
+
+
+# --- waiting for others ------------------------------------------------------------------------------------
+
+
+def test_a_turn_that_waits_for_another_runners_job_only_lends_nothing_and_can_be_stopped(
+    make_runner: MakeRunner, turns: Turns, ask: Ask
+) -> None:
+    """Nothing here could use its slot for that; it is woken when it is asked to stop."""
+    one, two = make_runner(1), make_runner(1)
+    stranger = two.submit(ask("stranger"))
+    turns["stranger"].until_started()
+    waiting = threading.Event()
+
+    def turn(request: TurnRequest, cancel_event: threading.Event) -> TurnResult:
+        waiting.set()
+        one.await_job(stranger.job_id)
+        return TurnResult()
+
+    job = one.submit(ask("waits"), sync_fn=turn)
+    assert waiting.wait(PATIENCE_S)
+    live = one._roster.jobs[job.job_id]
+    eventually(lambda: live.on_cancel)
+    assert one.stats().lent == 0
+    one.cancel(job.job_id, "never mind")
+    assert one.await_job(job.job_id).status is JobStatus.CANCELLED
+    assert not two.get(stranger.job_id).terminal
+
+
+def test_a_look_that_is_faster_than_who_asked_for_it_is_enough(store: MockTaskStore, sid: str) -> None:
+    """The job ends, and that is seen, before the wait has its watch in hand: it is over, and nothing is left of it."""
+    lease = store.leases.acquire("r")
+    job = store.create(job_for(store, sid), Queued(runner_id="r"))
+    with JobClient(store) as client, pytest.MonkeyPatch.context() as patch:
+        watch = client.heads.watch
+
+        def fast(session_id: str, look: Any) -> Any:
+            made = watch(session_id, look)
+            store.apply(job.job_id, Errored(event_id="e", error="it was faster"))
+            look(True)
+            return made
+
+        patch.setattr(client.heads, "watch", fast)
+        assert client.await_job(job.job_id).error == "it was faster"
+        assert not client.heads._watches
+    lease.release()
+
+
+def test_a_job_that_is_dropped_twice_is_gone_once(runner: JobRunner, turns: Turns, ask: Ask) -> None:
+    """Its end and the failure of its submit may both drop it; others of its session stay."""
+    first, second = runner.submit(ask("first")), runner.submit(ask("second"))
+    for prompt in ("first", "second"):
+        turns[prompt].until_started()
+    live = runner._roster.jobs[first.job_id]
+    turns["first"].finish.set()
+    runner.await_job(first.job_id)
+    eventually(lambda: first.job_id not in runner._roster.jobs)
+    with runner._roster.lock:
+        runner._roster.drop(live)
+    assert list(runner._roster.jobs) == [second.job_id]
+    assert not runner.wait_idle(0)
+    turns["second"].finish.set()
+    runner.await_job(second.job_id)
+    assert runner.wait_idle()
+    with runner._roster.lock:
+        runner._roster.drop(live)
+    assert runner._roster.by_session == {}
+
+
 # --- threads -----------------------------------------------------------------------------------------------
 
 
