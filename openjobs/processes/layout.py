@@ -33,7 +33,7 @@ EXIT = "exit.json"
 SWEPT = "swept.json"
 LOST = "lost"
 FAULT = "keeper.fault"
-#: ends the name of a record that was moved aside
+#: ends the name of an exit record that was moved aside
 UNREADABLE = ".unreadable"
 
 #: asks a keeper to look at the `stop` file

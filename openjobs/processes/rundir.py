@@ -115,13 +115,24 @@ def exit_record(value: Mapping[str, Any], swept: Mapping[str, Any] | None = None
 
 
 def read_exit(run_dir: Path) -> ExitRecord | None:
-    """How the command ended; None while there is no record. Raises `Damaged`, with the `path` of the file."""
-    value = _read(run_dir / layout.EXIT)
+    """How the command ended; None while there is no record. Raises `Damaged`.
+
+    Where only the word about the rest of its tree cannot be read, `leftovers` are not known.
+    """
+    path = run_dir / layout.EXIT
+    value = _read(path)
     if value is None:
         return None
-    record = _checked(run_dir / layout.EXIT, value, None)
-    swept = _read(run_dir / layout.SWEPT)
-    return record if swept is None else _checked(run_dir / layout.SWEPT, value, swept)
+    try:
+        record = exit_record(value)
+    except ValueError as error:
+        raise Damaged(f"{path}: {error}", path=str(path)) from None
+    try:
+        swept = _read(run_dir / layout.SWEPT)
+        return record if swept is None else exit_record(value, swept)
+    except (Damaged, ValueError) as error:
+        log.debug("who was left of a command's tree is not known: %s", error)
+        return attrs.evolve(record, leftovers=None)
 
 
 def readable_exit(run_dir: Path, disk: Disk) -> ExitRecord | None:
@@ -130,15 +141,15 @@ def readable_exit(run_dir: Path, disk: Disk) -> ExitRecord | None:
 
     Only with the keeper's lock held, or in a copy: a living keeper may be about to write the record.
     """
-    while True:
-        try:
-            return read_exit(run_dir)
-        except Damaged as error:
-            path = Path(error.path)
-            aside = _free_name(path)
-            disk.rename(path, aside)
-            disk.sync_dir(run_dir)
-            log.error("%s; it is kept as %s", error, aside.name)
+    try:
+        return read_exit(run_dir)
+    except Damaged as error:
+        path = run_dir / layout.EXIT
+        aside = _free_name(path)
+        disk.rename(path, aside)
+        disk.sync_dir(run_dir)
+        log.error("%s; it is kept as %s", error, aside.name)
+        return None
 
 
 def unreadable_exit(run_dir: Path) -> str:
@@ -335,13 +346,6 @@ def _identity_of_living_keeper(run_dir: Path) -> Identity | None:
             return identity
         time.sleep(0.005)
     return None
-
-
-def _checked(path: Path, value: Mapping[str, Any], swept: Mapping[str, Any] | None) -> ExitRecord:
-    try:
-        return exit_record(value, swept)
-    except ValueError as error:
-        raise Damaged(f"{path}: {error}", path=str(path)) from None
 
 
 def _free_name(path: Path) -> Path:

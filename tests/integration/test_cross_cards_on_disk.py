@@ -123,7 +123,8 @@ def test_a_session_that_cannot_be_read_hides_no_other_of_those_that_were_asked(
         made[session_id] = [store.create(job, Queued(runner_id="r")).job_id for job in jobs]
     store.apply(made["whole"][0], Started())
     store.create(job_for(store, "whole"), Queued(runner_id="r"))
-    store.index.add([Entry(job_id=store.new_id(), session_id="whole", caller_session_id="caller")])
+    for session_id in ("whole", "never-made"):
+        store.index.add([Entry(job_id=store.new_id(), session_id=session_id, caller_session_id="caller")])
     branch = home / "sessions" / "damaged" / "repo" / ".git" / "refs" / "heads" / "main"
     good = branch.read_bytes()
     branch.write_bytes(b"no commit at all\n")

@@ -390,18 +390,21 @@ def test_a_log_whose_end_was_recorded_before_is_completed_with_that_end(
     assert ends(second, task) == 1
 
 
+@pytest.mark.parametrize("spoilt", [b'{"leftovers": "somebody"}', b"{}", b"not a record"])
 def test_a_spoilt_word_about_the_rest_of_the_tree_costs_no_end(
-    supervise: Callable[[], ProcessSupervisor], store: GitJobStore
+    spoilt: bytes, supervise: Callable[[], ProcessSupervisor], store: GitJobStore
 ) -> None:
-    """How the command ended is in another file; only who was left over is not known."""
+    """How the command ended is in another file, for every reader; only who was left over is not known."""
     task = left_behind(supervise, store, "setsid sleep 300 & exit 3")
     path = run_dir(store, task) / layout.SWEPT
     assert path.exists()
-    path.write_text('{"leftovers": "somebody"}')
+    path.write_bytes(spoilt)
+    with TaskClient(store.session_dir("s").parents[1]) as client:
+        assert client.get(task.task_id).exit_code == 3
     second = supervise()
     (ended,) = second.recover()
     assert (ended.status, ended.exit_code) == (TaskStatus.FAILED, 3)
-    assert path.with_name("swept.json.unreadable").read_text() == '{"leftovers": "somebody"}'
+    assert path.read_bytes() == spoilt
     record = rundir.read_exit(run_dir(store, task))
     assert record is not None
     assert record.leftovers is None

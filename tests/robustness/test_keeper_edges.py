@@ -168,7 +168,9 @@ def test_a_word_that_is_announced_and_not_there_is_waited_for(tmp_path: Path) ->
         refused: set[int] = set()
 
         def hesitate_again(self: Keeper) -> bool:
-            patch.setattr(Hesitant, "hesitations", 1)
+            assert isinstance(self._channel, Hesitant)
+            assert self._channel.hesitations == 0
+            self._channel.hesitations = 1
 
             def hesitating(fd: int, count: int) -> bytes:
                 if fd in self._streams and fd not in refused:
@@ -197,26 +199,22 @@ def test_bytes_that_somebody_else_took_from_the_pipe_are_not_counted(tmp_path: P
     """Another process may open the pipe by its name in /proc: the record says what is in the file, and is written."""
 
     def robbed(patch: pytest.MonkeyPatch) -> None:
-        drain, read = Keeper._drain_pipes, os.read
-
-        def nothing(fd: int, count: int) -> bytes:
-            raise BlockingIOError
+        drain, ioctl = Keeper._drain_pipes, keeper_module.fcntl.ioctl
 
         def drained(self: Keeper) -> None:
-            for fd in self._streams:
-                os.write(os.open(f"/dev/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK), b"late")
-            patch.setattr(keeper_module.os, "read", nothing)
+            assert len(self._streams) == 2
+            patch.setattr(keeper_module.fcntl, "ioctl", lambda *args: struct.pack("i", 4))  # which are gone at once
             drain(self)
-            patch.setattr(keeper_module.os, "read", read)
+            patch.setattr(keeper_module.fcntl, "ioctl", ioctl)
 
         patch.setattr(Keeper, "_drain_pipes", drained)
 
-    with kept(tmp_path / "run", "exit 5", robbed) as run:
+    with kept(tmp_path / "run", "setsid sleep 300 & exit 5", robbed) as run:
         run.go()
         assert run.wait(BOUND_S)
-        os.kill(run.keeper.pid, signal.SIGTERM)
     record = record_of(tmp_path / "run")
     assert (record.exit_code, record.stdout_bytes, written(tmp_path / "run")) == (5, 0, b"")
+    assert marked() == []
 
 
 def test_a_stop_that_is_signalled_and_not_there_stops_nothing(tmp_path: Path, template: Template) -> None:

@@ -284,6 +284,22 @@ def test_maintenance_that_waits_for_a_lock_for_too_long_gives_up(
         operation.future.result(BOUND_S)
 
 
+def test_a_committer_that_is_closed_takes_nothing_more(committer: Committer, sessions: Sessions) -> None:
+    """What it had taken before is committed; what comes later is refused, and does not wait for ever."""
+    _, go_on = held(committer)
+    first = event("first")
+    committer.add("s", [first])
+    closing = threading.Thread(target=committer.close)
+    closing.start()
+    eventually(lambda: committer._closing)
+    with pytest.raises(Closed):
+        committer.add("s", [event("second")])
+    go_on.set()
+    closing.join(BOUND_S)
+    assert first.future.result(0) == "done"
+    assert subjects(sessions) == ["first"]
+
+
 def test_a_close_ends_maintenance_that_is_under_way(committer: Committer, sessions: Sessions) -> None:
     """What was not done is said, and what was opened for it is given back."""
     sessions.told.step_faults.extend([RepositoryBusy("held")] * 1000)
