@@ -346,7 +346,7 @@ def may_follow(task: Stage | None, kind: Fact) -> bool:
             return not task.terminal
         case Fact.DELIVERED:
             return task.terminal and not task.delivered and not task.consumed
-        case _:
+        case Fact.CONSUMED:
             return task.terminal and not task.consumed
 
 
