@@ -51,8 +51,9 @@ class Disk:
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
     def open_append(self, path: AnyPath, mode: int = 0o600) -> int:
-        """A file, made where missing, whose every write lands at its end."""
-        return os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        """A file, made where missing, whose every write lands at its end. A FIFO is not waited for (ENXIO)."""
+        flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(path, flags, mode)
 
     def open_update(self, path: AnyPath, mode: int = 0o600) -> int:
         """A file, made where missing, open for reading and writing at any place."""

@@ -47,8 +47,9 @@ from .base import (
     View,
 )
 from .draft import AUTHOR, Draft, FileState, Head
+from .files import lstat
 from .heal import mend_files
-from .index import Index, Signature, entry_sha, make_entry, mode_of, signature
+from .index import Index, Signature, entry_matches, entry_sha, make_entry, mode_of, signature
 from .locks import create_lock, is_ours
 from .objects import ObjectStore
 from .packdir import SEAL_BYTES, SEAL_COMMITS, PackDirectory
@@ -391,10 +392,13 @@ class GitRepository:
 
     def _refresh(self) -> Head:
         head = self._read_head()
-        if self._head is None or self._head is not head:
+        is_moved = self._head is None or self._head is not head
+        if is_moved:
             self._resume()
             self._head = head
-        if self._index is None or signature(self._index_path) != self._index_seen:
+        # Who moved the branch has replaced the index, too: perhaps twice in one tick of the file system's
+        # clock, so that it has the number of the file that we knew, its size and its times.
+        if is_moved or self._index is None or signature(self._index_path) != self._index_seen:
             self._load_index()
         return head
 
@@ -535,15 +539,16 @@ class GitRepository:
             def is_safe(sha: bytes, before: str | None = before) -> bool:
                 return sha.hex() == before or sha in new or self._objects.in_our_packs(sha)
 
+            entry = index.get(name)
+            stood = self._content_of(entry) if entry is not None and entry_sha(entry).hex() == before else None
             if state is None:
-                self._work.remove(path, index.get(name), is_safe)
+                self._work.remove(path, entry, is_safe, before=stood)
                 index.drop(name)
             else:
                 mode, sha = state
-                entry, data = index.get(name), self._objects.blob(sha)
-                stood = self._content_of(entry) if entry is not None and entry_sha(entry).hex() == before else None
+                data = self._objects.blob(sha)
                 found = self._work.put(path, data, mode, entry, is_safe, before=stood, is_torn=is_torn)
-                index.put(name, make_entry(name, sha, mode_of(found), found))
+                index.put(name, make_entry(name, sha, mode if found is None else mode_of(found), found))
 
     def _content_of(self, entry: bytes) -> bytes | None:
         try:
@@ -553,7 +558,13 @@ class GitRepository:
 
     def _write_index(self) -> None:
         """A new file, synced (an index that cannot be read would stop every program), renamed into place."""
-        self._scratch.move(self._scratch.write("index", self._index_now().encode()), self._index_path)
+        index = self._index_now()
+        if self._index_seen is not None:
+            for name in index.young(self._index_seen[0] // 10**9):
+                entry, found = index.get(name), lstat(self._work.path(name.decode("utf-8", "surrogateescape")))
+                if entry is not None and found is not None and not entry_matches(entry, found):
+                    index.doubt(name)
+        self._scratch.move(self._scratch.write("index", index.encode()), self._index_path)
         self._index_seen = signature(self._index_path)
 
     def _write_reflog(self, draft: Draft) -> None:

@@ -19,6 +19,7 @@ from .trees import EXECUTABLE, FILE, LINK
 
 _FIXED_BYTES = 62
 _EXTENDED = 0x4000
+_SIZE_AT = 36
 _STAT = struct.Struct(">10L")
 
 #: name, zero, stage: sorts as git sorts
@@ -46,6 +47,8 @@ class Index:
         self._entries: dict[Key, bytes] = dict(entries or {})
         self._sorted = not entries
         self._extended = any(_flags(entry) & _EXTENDED for entry in self._entries.values())
+        #: entries of files that may be younger than the index file
+        self._young = set(self._entries)
 
     @classmethod
     def load(cls, path: str) -> Index:
@@ -82,10 +85,28 @@ class Index:
             self._make_room(name)
             self._sorted = False
         self._entries[key] = entry
+        self._young.add(key)
 
     def drop(self, name: bytes) -> None:
         for stage in range(4):
             self._entries.pop(key_of(name, stage), None)
+
+    def young(self, since_s: int) -> list[bytes]:
+        """Files that were last changed in the second `since_s`, or later, when their entries were made.
+
+        With `since_s` the second in which the index file was written: git compares their content, since a change
+        in the same second may not show in stat. It no longer does for an index of a later second, so who writes
+        one must look first (and `doubt` what was changed).
+        """
+        self._young = {
+            key for key in self._young if (entry := self._entries.get(key)) is not None and _changed_s(entry) >= since_s
+        }
+        return [key[:-2] for key in self._young if not key[-1]]
+
+    def doubt(self, name: bytes) -> None:
+        """From now on whoever compares the entry looks at the content; git marks it in the same way."""
+        entry = self._entries[key_of(name)]
+        self._entries[key_of(name)] = entry[:_SIZE_AT] + bytes(4) + entry[_SIZE_AT + 4 :]
 
     def _make_room(self, name: bytes) -> None:
         """A file excludes its own conflict stages, and any file where one of its directories is."""
@@ -146,6 +167,10 @@ def mode_of(found: os.stat_result) -> int:
     if not stat.S_ISREG(found.st_mode):
         return 0
     return EXECUTABLE if found.st_mode & 0o100 else FILE
+
+
+def _changed_s(entry: bytes) -> int:
+    return int.from_bytes(entry[8:12], "big")
 
 
 def _flags(entry: bytes) -> int:

@@ -49,6 +49,8 @@ _RESTING_TREES = 8
 _LOOKS = 200
 #: bases that are named by their ids (packs of other writers) and lie each in another's chain
 _DEEPEST = 120
+#: objects that are looked at for the one of which a file is a torn copy
+_NEWEST = 10_000
 #: what a `.keep` file of ours says; anything else in one means that the pack is somebody else's
 KEEP_TEXT = b"openjobs\n"
 #: the same for a pack that was encoded anew; cut, it is `KEEP_TEXT` or the beginning of it
@@ -389,12 +391,23 @@ class ObjectStore:
         cut leaves of a file that was being copied into the work tree."""
         beginning = data.rstrip(b"\0")
         with self._lock:
-            rolling = self.rolling
-            for sha in rolling.ids() if rolling is not None else ():
+            for sha in self._newest():
                 kind, content = self._read(sha, 0)
                 if kind == BLOB and content.startswith(beginning):
                     return True
             return False
+
+    def _newest(self) -> list[bytes]:
+        """What the last batch wrote comes first, though it may have filled its pack, which is then sealed, and
+        its branch may never have moved."""
+        if self.rolling is not None and (ids := self.rolling.ids()):
+            return ids
+        for pack in self.rescan():
+            with contextlib.suppress(OSError, Damaged):
+                if pack.is_ours():
+                    entries = sorted(pack.entries(), key=lambda entry: -entry[1])
+                    return [entry[0] for entry in entries[:_NEWEST]]
+        return []
 
     # --- the list of packs ---
 

@@ -34,6 +34,16 @@ def _never(data: bytes) -> bool:
     return False
 
 
+def _is_plain(found: os.stat_result, entry: bytes, mode: int) -> bool:
+    """Whether it is, to all that stat tells, the file of `entry`, of that mode and with one name."""
+    return found.st_nlink == 1 and mode_of(found) == mode and entry_matches(entry, found)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int, int, int]:
+    """What stays when a file gets another name, and changes with most that is done to it."""
+    return found.st_dev, found.st_ino, found.st_mode, found.st_nlink, found.st_size, found.st_mtime_ns
+
+
 class WorkTree:
     """Assumptions: the session's flock and `index.lock` are held by the caller."""
 
@@ -57,45 +67,67 @@ class WorkTree:
         *,
         before: bytes | None = None,
         is_torn: IsTorn = _never,
-    ) -> os.stat_result:
+    ) -> os.stat_result | None:
         """The file holds `data`, or what it held before. `entry` is what the index says of it.
 
         `before` is the content that `entry` names. Where `data` only goes on from there the rest is appended,
         and whoever reads meanwhile may see a part of it: a segment of messages grows by a line or two a batch
         and would be written again whole each time.
+
+        What stat says of the file that was written, for its entry; None where somebody has had a hand in it
+        since, so that it must not pass for ours.
         """
         path = self.path(name)
         self._make_parents(name)
-        if before and data.startswith(before) and (grown := self._append(path, data[len(before) :], mode, entry)):
+        if before and data.startswith(before) and (grown := self._append(path, data, len(before), mode, entry)):
             return grown
-        self._keep_if_edited(name, entry, is_safe, is_torn)
+        # Written before the look, so that next to nothing lies between that and the replacement.
+        new = self._scratch.write("work", data, 0o700 if mode == EXECUTABLE else 0o600, sync=False)
+        try:
+            self._keep_if_edited(name, entry, is_safe, is_torn, before)
+            made = os.lstat(new)
+        except BaseException:
+            self._scratch.drop("work")
+            raise
         # A link of somebody else's becomes a plain file, as git itself does it where there are no links.
-        self._scratch.move(self._scratch.write("work", data, 0o700 if mode == EXECUTABLE else 0o600, sync=False), path)
-        return os.lstat(path)
+        self._scratch.move(new, path)
+        found = lstat(path)
+        return found if found is not None and _identity(found) == _identity(made) else None
 
-    def _append(self, path: str, more: bytes, mode: int, entry: bytes | None) -> os.stat_result | None:
-        """None where the file is not, to all that stat tells, the one of `entry`; nothing was written then.
+    def _append(self, path: str, data: bytes, at: int, mode: int, entry: bytes | None) -> os.stat_result | None:
+        """The file of `entry` gets what `data` has from `at` on. None where it does not hold `data` afterwards: it
+        is to be looked at, and replaced.
 
-        A file with a second name is not appended to: the other name would show it, too.
+        A file with a second name is not appended to: the other name would show it, too. Nor is one that we may not
+        write to, while its directory lets us replace it. The content is read back, since stat cannot tell:
+          1. we look at the file, and it is ours
+          2. somebody writes into it
+          3. we append; size and times are as our own write has left them
         """
         found = lstat(path)
-        if entry is None or found is None or found.st_nlink > 1 or mode_of(found) != mode:
+        if entry is None or found is None or not _is_plain(found, entry, mode):
             return None
-        if not entry_matches(entry, found):
+        try:
+            fd = self._disk.open_append(path)
+        except OSError:
             return None
-        fd = self._disk.open_append(path)
         try:
             # It may have been exchanged since, or removed (and be a new one, empty).
-            if not entry_matches(entry, os.fstat(fd)):
+            if not _is_plain(os.fstat(fd), entry, mode):
                 return None
-            self._disk.write(fd, more)
-            return os.fstat(fd)
+            self._disk.write(fd, data[at:])
+            grown = os.fstat(fd)
         finally:
             os.close(fd)
+        with contextlib.suppress(OSError):
+            is_ours = grown.st_nlink == 1 and mode_of(grown) == mode and _identity(os.lstat(path)) == _identity(grown)
+            if is_ours and read_file(path) == data:
+                return grown
+        return None
 
-    def remove(self, name: str, entry: bytes | None, is_safe: IsSafe) -> None:
-        """The file is gone, and directories that are empty by that."""
-        self._keep_if_edited(name, entry, is_safe)
+    def remove(self, name: str, entry: bytes | None, is_safe: IsSafe, *, before: bytes | None = None) -> None:
+        """The file is gone, and directories that are empty by that. `before` is as in `put`."""
+        self._keep_if_edited(name, entry, is_safe, before=before)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self._disk.unlink(self.path(name))
         parent = name.rpartition("/")[0]
@@ -106,13 +138,27 @@ class WorkTree:
                 break
             parent = parent.rpartition("/")[0]
 
-    def is_edited(self, name: str, entry: bytes | None, is_safe: IsSafe, is_torn: IsTorn = _never) -> bool:
-        """Whether something stands there whose content is nowhere in git (nor a torn copy of what is)."""
+    def is_edited(
+        self,
+        name: str,
+        entry: bytes | None,
+        is_safe: IsSafe,
+        is_torn: IsTorn = _never,
+        before: bytes | None = None,
+    ) -> bool:
+        """Whether something stands there whose content is nowhere in git (nor a torn copy of what is).
+
+        With `before` (as in `put`) stat is not believed: the clock of many file systems stands still for
+        milliseconds, in which an edit that keeps the size leaves no trace but the content.
+        """
         path = self.path(name)
         found = lstat(path)
-        if found is None or (entry is not None and entry_matches(entry, found)):
+        if found is None:
             return False
-        if not stat.S_ISREG(found.st_mode):
+        is_plain = stat.S_ISREG(found.st_mode)
+        if entry is not None and entry_matches(entry, found) and (before is None or not is_plain):
+            return False
+        if not is_plain:
             return True
         if found.st_size == 0:
             return False
@@ -120,11 +166,20 @@ class WorkTree:
             data = read_file(path)
         except OSError:
             return True
+        if data == before:
+            return False
         sha = object_id(BLOB, data)
         return not ((entry is not None and entry_sha(entry) == sha) or is_safe(sha) or is_torn(data))
 
-    def _keep_if_edited(self, name: str, entry: bytes | None, is_safe: IsSafe, is_torn: IsTorn = _never) -> None:
-        if self.is_edited(name, entry, is_safe, is_torn):
+    def _keep_if_edited(
+        self,
+        name: str,
+        entry: bytes | None,
+        is_safe: IsSafe,
+        is_torn: IsTorn = _never,
+        before: bytes | None = None,
+    ) -> None:
+        if self.is_edited(name, entry, is_safe, is_torn, before):
             self._move_aside(name)
 
     def _make_parents(self, name: str) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from openjobs import errors
 from openjobs.durable import Disk, FileLock
-from openjobs.durable.disk import AnyPath
+from openjobs.durable.disk import AnyPath, Buffers
 from openjobs.repo import Change, GitRepository, RepositoryBusy, Transaction, View
 from openjobs.repo.objects import ObjectStore, PackFile
 from openjobs.repo.scratch import Scratch
@@ -203,6 +203,203 @@ def test_a_file_that_is_exchanged_in_the_last_moment_is_not_appended_to(tmp_path
     assert (repository.path / "jobs.json").read_text() == "start\none\ntwo\n"
     healthy(repository)
     repository.close()
+
+
+class Meddling(Disk):
+    """Before (or right after) the named step on `jobs.json`, once, somebody does something to it."""
+
+    def __init__(self, step: str, meddle: Callable[[Path], object]) -> None:
+        super().__init__(durable=False)
+        self._step, self._meddle = step, meddle
+        self.is_armed = False
+        self._ours = -1
+
+    def _at(self, step: str, path: AnyPath) -> None:
+        if self.is_armed and step == self._step and str(path).endswith("jobs.json"):
+            self.is_armed = False
+            self._meddle(Path(path))
+
+    def open_append(self, path: AnyPath, mode: int = 0o600) -> int:
+        self._at("open", path)
+        fd = super().open_append(path, mode)
+        self._path = path
+        self._ours = fd if str(path).endswith("jobs.json") else -1
+        return fd
+
+    def write(self, fd: int, data: Buffers) -> int:
+        if fd != self._ours:
+            return super().write(fd, data)
+        self._at("write", self._path)
+        written = super().write(fd, data)
+        self._ours = -1
+        self._at("written", self._path)
+        return written
+
+    def rename(self, source: AnyPath, target: AnyPath) -> None:
+        super().rename(source, target)
+        self._at("renamed", target)
+
+
+def overwrite(path: Path) -> None:
+    """In place, of the same size."""
+    with path.open("r+b") as file:
+        file.write(b"S")
+
+
+def add_a_line(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"Somebody's\n")
+
+
+def exchange(path: Path) -> None:
+    path.with_name("other").write_text("Somebody's\n")
+    path.with_name("other").rename(path)
+
+
+def put_a_directory_there(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "Somebody's").touch()
+
+
+def put_a_link_there(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("Somebody's")
+
+
+def put_a_fifo_there(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "meddle", [overwrite, add_a_line, exchange, put_a_directory_there, put_a_link_there, put_a_fifo_there]
+)
+@pytest.mark.parametrize("step", ["open", "write", "written", "renamed"])
+def test_what_somebody_does_to_a_file_as_it_is_written_is_kept_aside(
+    tmp_path: Path, step: str, meddle: Callable[[Path], object]
+) -> None:
+    """Nothing of theirs is lost, goes on in our file or passes for it, whether ours was appended or renamed there."""
+    disk = Meddling(step, meddle)
+    repository = GitRepository.create(tmp_path / "repo", disk, FILES)
+    repository.transact([append("one")])
+    disk.is_armed = True
+    if step == "renamed":
+        repository.transact([lambda view: Change(files={"jobs.json": b"a new beginning\n"}, subject="two")])
+    else:
+        repository.transact([append("two")])
+    assert not disk.is_armed
+    repository.transact([append("three")])
+    assert repository.kept_aside == ("jobs.json.edited-1",)
+    theirs = repository.path / "jobs.json.edited-1"
+    if theirs.is_symlink():
+        assert os.readlink(theirs) == "Somebody's"
+    elif theirs.is_dir():
+        assert os.listdir(theirs) == ["Somebody's"]
+    elif not theirs.is_fifo():
+        assert b"S" in theirs.read_bytes()
+    assert (repository.path / "jobs.json").read_bytes() == repository.view().read("jobs.json")
+    assert repository.check() == []
+    assert git("status", "--porcelain", "-uno", cwd=repository.path) == ""
+    repository.close()
+
+
+@pytest.mark.parametrize(
+    "meddle",
+    [
+        lambda path: os.truncate(path, 0),
+        lambda path: path.unlink(),
+        lambda path: path.chmod(0o755),
+        lambda path: (path.parent / "second").hardlink_to(path),
+    ],
+    ids=["emptied", "removed", "made a program", "a second name"],
+)
+@pytest.mark.parametrize("step", ["open", "write", "written", "renamed"])
+def test_what_takes_nothing_but_ours_from_a_file_as_it_is_written_is_put_right(
+    tmp_path: Path, step: str, meddle: Callable[[Path], object]
+) -> None:
+    """The index never says of the file what it was given by others, so the next write makes it ours again."""
+    disk = Meddling(step, meddle)
+    repository = GitRepository.create(tmp_path / "repo", disk, FILES)
+    repository.transact([append("one")])
+    disk.is_armed = True
+    if step == "renamed":
+        repository.transact([lambda view: Change(files={"jobs.json": b"a new beginning\n"}, subject="two")])
+    else:
+        repository.transact([append("two")])
+    assert not disk.is_armed
+    assert git("diff", "--cached", "--name-only", cwd=repository.path) == ""
+    repository.transact([append("three")])
+    assert (repository.path / "jobs.json").read_bytes() == repository.view().read("jobs.json")
+    assert repository.check() == []
+    assert git("status", "--porcelain", "-uno", cwd=repository.path) == ""
+    repository.close()
+
+
+def test_a_file_that_we_may_not_write_to_is_replaced(tmp_path: Path) -> None:
+    """A person made it read-only, or it belongs to root since a `git checkout` of theirs; the directory is ours."""
+
+    class Guarded(Disk):
+        def open_append(self, path: AnyPath, mode: int = 0o600) -> int:
+            if str(path).endswith("jobs.json"):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return super().open_append(path, mode)
+
+    repository = GitRepository.create(tmp_path / "repo", Guarded(durable=False), FILES)
+    repository.transact([append("one")])
+    repository.transact([append("two")])
+    assert (repository.path / "jobs.json").read_text() == "start\none\ntwo\n"
+    assert repository.kept_aside == ()
+    healthy(repository)
+    repository.close()
+
+
+@pytest.mark.parametrize("files", [{"jobs.json": b"a new beginning\n"}, {"jobs.json": None}, None])
+def test_an_edit_that_no_time_stamp_shows_is_kept_aside(
+    repository: GitRepository, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes | None] | None
+) -> None:
+    """The clocks of many file systems stand still for milliseconds, in which a busy session is written twice and a
+    person's edit of the same size may fall between; replaced, removed or appended to, the file is looked into."""
+    repository.transact([append("one")])
+    overwrite(repository.path / "jobs.json")
+    monkeypatch.setattr("openjobs.repo.worktree.entry_matches", lambda entry, found: True)
+    change = append("two") if files is None else lambda view: Change(files=files, subject="two")
+    repository.transact([change])
+    assert repository.kept_aside == ("jobs.json.edited-1",)
+    assert (repository.path / "jobs.json.edited-1").read_text().startswith("Start\none\n")
+    assert repository.check() == []
+
+
+def test_git_sees_an_edit_of_the_second_in_which_we_wrote_the_file(repository: GitRepository) -> None:
+    """git goes by whole seconds, and looks into files that are not older than its index. Whoever writes a newer index
+    makes them older, and has to mark what has changed since."""
+    page, index = repository.path / "page", repository.path / ".git" / "index"
+    repository.transact([append("one", "page")])
+    written_ns = page.stat().st_mtime_ns
+    os.utime(index, ns=(written_ns, written_ns))
+    with page.open("r+b") as file:
+        file.write(b"O")
+    os.utime(page, ns=(written_ns, written_ns // 10**9 * 10**9 + (written_ns + 1) % 10**9))
+    repository.transact([append("two")])
+    os.utime(index, ns=(written_ns + 5 * 10**9, written_ns + 5 * 10**9))
+    status = git("-c", "core.trustctime=false", "status", "--porcelain", cwd=repository.path)
+    assert status.split() == ["M", "page"]
+    repository.transact([append("three", "page")])
+    assert (repository.path / "page.edited-1").read_text() == "One\n"
+    assert repository.check() == []
+
+
+def test_an_index_that_looks_like_ours_is_read_again_when_the_branch_has_moved(
+    repository: GitRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that writes twice in one tick may leave an index with the number, size and times of ours."""
+    repository.transact([append("one", "page")])
+    other = GitRepository(repository.path, Disk(durable=False))
+    other.transact([append("two", "page")])
+    other.close()
+    monkeypatch.setattr("openjobs.repo.git.signature", lambda path: repository._index_seen)
+    repository.transact([append("three")])
+    healthy(repository)
 
 
 def test_the_rolling_pack_keeps_the_number_of_packs_small(repository: GitRepository) -> None:

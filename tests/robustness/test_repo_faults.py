@@ -15,6 +15,7 @@ import pytest
 
 from openjobs import errors
 from openjobs.durable import Disk
+from openjobs.durable.disk import AnyPath, Buffers
 from openjobs.repo import Change, GitRepository, Outcome, Transaction, View
 from tests.support import git
 from tests.support.chaos import Chaos
@@ -232,6 +233,51 @@ def test_what_a_killed_process_left_is_mended(template: Path, tmp_path: Path) ->
     repository.close()
 
 
+@pytest.mark.parametrize("commits", [1, 40], ids=["pack goes on", "pack is full"])
+def test_a_file_that_was_half_appended_to_is_not_an_edited_one(template: Path, tmp_path: Path, commits: int) -> None:
+    """Its other half is in the pack of the batch that never became visible, though nothing goes on from that one."""
+    path = tmp_path / "repo"
+    shutil.copytree(template, path)
+
+    class Killed(BaseException):
+        pass
+
+    class Dying(FaultyDisk):
+        dead = False
+
+        def write(self, fd: int, data: Buffers) -> int:
+            if self.effects[-1].name == "open" and self.effects[-1].target.endswith("jobs.json"):
+                super().write(fd, bytes(data)[:-3])  # type: ignore[arg-type]
+                self.dead = True
+                raise Killed
+            return super().write(fd, data)
+
+        def rename(self, source: AnyPath, target: AnyPath) -> None:
+            self._check()
+            super().rename(source, target)
+
+        def unlink(self, path: AnyPath) -> None:
+            self._check()
+            super().unlink(path)
+
+        def _check(self) -> None:
+            if self.dead:
+                raise Killed
+
+    repository = GitRepository(path, Dying())
+    with pytest.raises(Killed):
+        repository.transact([append(f"lost {number}") for number in range(commits)])
+    torn = (path / "jobs.json").read_text()
+    assert "lost" in torn
+    assert not torn.endswith("\n")
+    fresh = GitRepository(path, Disk(durable=False))
+    fresh.transact([append("after")])
+    assert fresh.kept_aside == ()
+    assert (path / "jobs.json").read_bytes() == fresh.view().read("jobs.json")
+    all_is_well(fresh, with_git=True)
+    fresh.close()
+
+
 def test_an_edit_after_a_kill_is_not_lost(template: Path, tmp_path: Path) -> None:
     """What a person wrote on top of a dead process's work tree is theirs: it is kept aside."""
     path = tmp_path / "repo"
@@ -252,6 +298,18 @@ def test_a_failed_reflog_is_no_failure(template: Path, tmp_path: Path) -> None:
     logs = tmp_path / "repo" / ".git" / "logs"
     shutil.rmtree(logs)
     logs.write_text("in the way")
+    [outcome] = repository.transact([append("one")])
+    assert outcome.error is None
+    assert lines(repository) == [*BEFORE, "one"]
+    repository.close()
+
+
+def test_a_fifo_is_waited_for_by_nobody(template: Path, tmp_path: Path) -> None:
+    """One in the place of a reflog, which nobody reads: the commit stands, and the locks are given back."""
+    repository, _ = prepared(template, tmp_path / "repo")
+    reflog = tmp_path / "repo" / ".git" / "logs" / "HEAD"
+    reflog.unlink()
+    os.mkfifo(reflog)
     [outcome] = repository.transact([append("one")])
     assert outcome.error is None
     assert lines(repository) == [*BEFORE, "one"]
