@@ -83,12 +83,8 @@ class WorkTree:
             return grown
         # Written before the look, so that next to nothing lies between that and the replacement.
         new = self._scratch.write("work", data, 0o700 if mode == EXECUTABLE else 0o600, sync=False)
-        try:
-            self._keep_if_edited(name, entry, is_safe, is_torn, before)
-            made = os.lstat(new)
-        except BaseException:
-            self._scratch.drop("work")
-            raise
+        made = os.lstat(new)
+        self._keep_if_edited(name, entry, is_safe, is_torn, before)
         # A link of somebody else's becomes a plain file, as git itself does it where there are no links.
         self._scratch.move(new, path)
         found = lstat(path)

@@ -1472,6 +1472,23 @@ def test_a_repository_that_git_made_is_accepted(tmp_path: Path) -> None:
     repository.close()
 
 
+def test_an_edit_in_a_repository_that_git_made_is_kept_aside(tmp_path: Path) -> None:
+    """Nothing there is ours yet that it could be a torn copy of, not even what is in git's own pack."""
+    root = tmp_path / "repo"
+    git("init", "-q", root, cwd=tmp_path)
+    (root / "jobs.json").write_text("start\ngone on\n")
+    git("add", ".", cwd=root)
+    git("commit", "-qm", "first", cwd=root)
+    git("repack", "-adq", cwd=root)
+    (root / "jobs.json").write_text("start\n")
+    repository = GitRepository(root, Disk(durable=False))
+    repository.transact([append("one")])
+    assert (root / "jobs.json.edited-1").read_text() == "start\n"
+    assert lines(repository) == ["start", "gone on", "one"]
+    assert repository.check() == []
+    repository.close()
+
+
 # --- damage -----------------------------------------------------------------------------------------------
 
 
