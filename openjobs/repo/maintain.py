@@ -150,19 +150,28 @@ def _without_doubles(
     new_at: dict[int, int] = {}
     pieces: list[tuple[bytes, int, int]] = []
     moved: list[Entry] = []
-    for (sha, offset, _), end in zip(in_order, ends, strict=True):
+    for (sha, offset, crc), end in zip(in_order, ends, strict=True):
         if sha in seen:
             new_at[offset] = seen[sha]
             continue
-        kind, size, used = read_header(raw[offset : offset + 32])
-        head, start = b"", offset
-        if kind == OFS_DELTA:
-            distance, start = read_offset(raw, offset + used)
-            head = entry_header(OFS_DELTA, size) + offset_bytes(at - new_at[offset - distance])
-        pieces.append((head, start, end))
         new_at[offset] = at
-        moved.append((sha, at, zlib.crc32(memoryview(raw)[start:end], zlib.crc32(head))))
-        at += len(head) + end - start
+        if raw[offset] >> 4 & 7 == OFS_DELTA:
+            _, size, used = read_header(raw[offset : offset + 32])
+            distance, start = read_offset(raw, offset + used)
+            base_at = new_at[offset - distance]
+            if at - base_at != distance:
+                head = entry_header(OFS_DELTA, size) + offset_bytes(at - base_at)
+                pieces.append((head, start, end))
+                moved.append((sha, at, zlib.crc32(memoryview(raw)[start:end], zlib.crc32(head))))
+                at += len(head) + end - start
+                continue
+        if pieces and pieces[-1][2] == offset:
+            head, start, _ = pieces[-1]
+            pieces[-1] = (head, start, end)  # the bytes between go together
+        else:
+            pieces.append((b"", offset, end))
+        moved.append((sha, at, crc))
+        at += end - offset
     return pieces, moved, at
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import threading
@@ -26,6 +27,7 @@ _DURABILITY = {"full": True, "relaxed": False}
 _CREATE_TRIES = 500
 #: ledgers of facts whose ends are remembered; another one's is looked for again
 _FACT_LOGS = 256
+_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 class GitJobStore(JobStore):
@@ -53,6 +55,7 @@ class GitJobStore(JobStore):
         self.leases = FileLeases(path, disk)
         self.active = FileActive(path, disk)
         self._sessions_dir = path / "sessions"
+        self._sessions = str(self._sessions_dir)
         self._facts_lock = threading.Lock()
         self._facts: OrderedDict[str, FactLog] = OrderedDict()
         super().__init__(home=path, disk=disk, index=FileIndex(path / "index", disk), clock=clock, new_id=new_id)
@@ -115,7 +118,13 @@ class GitJobStore(JobStore):
         return sorted(name for name in names if is_session_id(name) and self.has_session(name))
 
     def has_session(self, session_id: str) -> bool:
-        return (self.session_dir(session_id) / "repo").is_dir()
+        try:
+            found = os.stat(f"{self._sessions}/{check_session_id(session_id)}/repo")
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return False
+            raise
+        return stat.S_ISDIR(found.st_mode)
 
 
 def _make_home(path: Path, disk: Disk) -> None:
