@@ -30,9 +30,9 @@ BATCH_LIMIT = 64
 GAP_S = 0.0004
 #: under load the gap is up to this share of what the last batch took: who was answered comes again, and a
 #: batch costs little more for a few events more. It ends early when as many wait as were in that batch.
-GATHER_SHARE = 0.25
+GATHER_SHARE = 0.4
 GATHER_FROM = 8
-GATHER_AT_MOST_S = 0.005
+GATHER_AT_MOST_S = 0.01
 #: an event that nobody waits for lets the next one of its session come along: a short job's `running` and end
 #: then share a batch, which halves what that job costs after its submit (docs/performance.md)
 LINGER_S = 0.003
