@@ -61,15 +61,15 @@ class Disk:
 
     def write(self, fd: int, data: Buffers) -> int:
         """Write all of `data` at the descriptor's place; the number of bytes. A short write is continued."""
-        if isinstance(data, bytes):
-            written = os.write(fd, data)
-            if written == len(data):
-                return written
-            return written + self.write(fd, memoryview(data)[written:])
+        total = 0
+        if isinstance(data, bytes):  # the usual case, in one call
+            total = os.write(fd, data)
+            if total == len(data):
+                return total
+            data = memoryview(data)[total:]
         buffers = [data] if isinstance(data, bytearray | memoryview) else data
         # Counted in bytes whatever the items are; empty ones would never be "written".
         views = deque(view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view)
-        total = 0
         while views:
             written = os.writev(fd, list(islice(views, _IOV_MAX)))
             total += written

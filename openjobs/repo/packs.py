@@ -204,7 +204,7 @@ def _instruction(region: tuple[int, int] | bytes) -> bytes:
         return b"".join(parts)
     at, size = region
     if size <= 0x10000:
-        return _COPY.pack(0xBF, at, size & 0xFFFF)
+        return _copy(at, size)
     return b"".join([_copy(at + i, min(0x10000, size - i)) for i in range(0, size, 0x10000)])
 
 

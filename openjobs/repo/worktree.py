@@ -84,7 +84,8 @@ class WorkTree:
         # Written before the look, so that next to nothing lies between that and the replacement.
         new = self._scratch.write("work", data, 0o700 if mode == EXECUTABLE else 0o600, sync=False)
         made = os.lstat(new)
-        self._keep_if_edited(name, entry, is_safe, is_torn, before)
+        if self.is_edited(name, entry, is_safe, is_torn, before):
+            self._move_aside(name)
         # A link of somebody else's becomes a plain file, as git itself does it where there are no links.
         self._scratch.move(new, path)
         found = lstat(path)
@@ -123,7 +124,8 @@ class WorkTree:
 
     def remove(self, name: str, entry: bytes | None, is_safe: IsSafe, *, before: bytes | None = None) -> None:
         """The file is gone, and directories that are empty by that. `before` is as in `put`."""
-        self._keep_if_edited(name, entry, is_safe, before=before)
+        if self.is_edited(name, entry, is_safe, before=before):
+            self._move_aside(name)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self._disk.unlink(self.path(name))
         parent = name.rpartition("/")[0]
@@ -166,17 +168,6 @@ class WorkTree:
             return False
         sha = object_id(BLOB, data)
         return not ((entry is not None and entry_sha(entry) == sha) or is_safe(sha) or is_torn(data))
-
-    def _keep_if_edited(
-        self,
-        name: str,
-        entry: bytes | None,
-        is_safe: IsSafe,
-        is_torn: IsTorn = _never,
-        before: bytes | None = None,
-    ) -> None:
-        if self.is_edited(name, entry, is_safe, is_torn, before):
-            self._move_aside(name)
 
     def _make_parents(self, name: str) -> None:
         """Real directories all the way: a link in their place could lead out of the work tree."""

@@ -272,6 +272,20 @@ def put_a_fifo_there(path: Path) -> None:
     os.mkfifo(path)
 
 
+def meddled_with(path: Path, step: str, meddle: Callable[[Path], object]) -> GitRepository:
+    """A repository in whose second batch somebody met `jobs.json` at that step of its being written."""
+    disk = Meddling(step, meddle)
+    repository = GitRepository.create(path, disk, FILES)
+    repository.transact([append("one")])
+    disk.is_armed = True
+    if step == "renamed":
+        repository.transact([lambda view: Change(files={"jobs.json": b"a new beginning\n"}, subject="two")])
+    else:
+        repository.transact([append("two")])
+    assert not disk.is_armed
+    return repository
+
+
 @pytest.mark.parametrize(
     "meddle", [overwrite, add_a_line, exchange, put_a_directory_there, put_a_link_there, put_a_fifo_there]
 )
@@ -280,15 +294,7 @@ def test_what_somebody_does_to_a_file_as_it_is_written_is_kept_aside(
     tmp_path: Path, step: str, meddle: Callable[[Path], object]
 ) -> None:
     """Nothing of theirs is lost, goes on in our file or passes for it, whether ours was appended or renamed there."""
-    disk = Meddling(step, meddle)
-    repository = GitRepository.create(tmp_path / "repo", disk, FILES)
-    repository.transact([append("one")])
-    disk.is_armed = True
-    if step == "renamed":
-        repository.transact([lambda view: Change(files={"jobs.json": b"a new beginning\n"}, subject="two")])
-    else:
-        repository.transact([append("two")])
-    assert not disk.is_armed
+    repository = meddled_with(tmp_path / "repo", step, meddle)
     repository.transact([append("three")])
     assert repository.kept_aside == ("jobs.json.edited-1",)
     theirs = repository.path / "jobs.json.edited-1"
@@ -319,15 +325,7 @@ def test_what_takes_nothing_but_ours_from_a_file_as_it_is_written_is_put_right(
     tmp_path: Path, step: str, meddle: Callable[[Path], object]
 ) -> None:
     """The index never says of the file what it was given by others, so the next write makes it ours again."""
-    disk = Meddling(step, meddle)
-    repository = GitRepository.create(tmp_path / "repo", disk, FILES)
-    repository.transact([append("one")])
-    disk.is_armed = True
-    if step == "renamed":
-        repository.transact([lambda view: Change(files={"jobs.json": b"a new beginning\n"}, subject="two")])
-    else:
-        repository.transact([append("two")])
-    assert not disk.is_armed
+    repository = meddled_with(tmp_path / "repo", step, meddle)
     assert git("diff", "--cached", "--name-only", cwd=repository.path) == ""
     repository.transact([append("three")])
     assert (repository.path / "jobs.json").read_bytes() == repository.view().read("jobs.json")
