@@ -59,7 +59,7 @@ export function Lost() {
     <div class="lost">
       <span>
         <strong>The connection is lost.</strong>{' '}
-        {state === 'connecting' ? 'Trying again now…' : `What you see may be old. Trying again in ${left} s.`}
+        {state === 'connecting' ? 'Trying again now…' : `What you see may be old. Trying again in ${left}\u00a0s.`}
         {tries > 4 && ' Is the server still running? Start it with “openjobs serve”.'}
       </span>
       <button type="button" onClick={tryNow} disabled={state === 'connecting'}>Try now</button>
