@@ -184,16 +184,12 @@ class PackFile:
         count = len(self)
         raw = self._part(0, IDX_NAMES_AT + 28 * count)
         crc_at, offset_at = IDX_NAMES_AT + 20 * count, IDX_NAMES_AT + 24 * count
+        names = [name for (name,) in struct.iter_unpack("20s", raw[IDX_NAMES_AT:crc_at])]
         crcs = struct.unpack(f">{count}L", raw[crc_at:offset_at])
         offsets = struct.unpack(f">{count}L", raw[offset_at:])
-        return [
-            (
-                raw[IDX_NAMES_AT + 20 * i : IDX_NAMES_AT + 20 * i + 20],
-                offsets[i] if offsets[i] < 1 << 31 else self._offset(i),
-                crcs[i],
-            )
-            for i in range(count)
-        ]
+        if count and max(offsets) >= 1 << 31:
+            offsets = tuple(at if at < 1 << 31 else self._offset(i) for i, at in enumerate(offsets))
+        return list(zip(names, offsets, crcs, strict=True))
 
     def open(self) -> _OpenPack:
         return _OpenPack(self.base + ".pack")

@@ -2,7 +2,8 @@
 
 A derived index, never the truth: every hit is checked in the document it names, and what it does
 not cover is read. It names each block (page or segment) by the version it was read at, so after any
-commit, a foreign one too, only changed blocks are read again.
+commit, a foreign one too, only changed blocks are read again. A block that is damaged hides no other:
+it is passed over, and named to whoever finds what he looks for nowhere else.
 
 It is kept in a file under the repository's private folder, one record for each block, appended
 without a barrier. A record that does not check ends what is believed of the file; the rest is made anew.
@@ -18,11 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
+from ..errors import Damaged
 from ..repo import View
 
 _HEADER = struct.Struct(">4sIIII20s")  # magic, number, count, tag count, crc32 of keys and tags, version
 _MAGIC = b"ojc1"
 KEY_BYTES = 8
+_UNREADABLE_TAGS = b"\0"
 
 #: the ids in a block, and one byte for each that is worth knowing without reading it (a job's status)
 Entries = tuple[list[str], bytes]
@@ -53,13 +56,15 @@ class Catalog:
         self._starts: list[int] = []  # index of each block's first key
         self._versions: list[str] = []  # "" where the block must be read before it is believed
         self._tags: list[bytes] = []
+        #: what is in these is not known: they could not be read at the last sync
+        self._unreadable: set[int] = set()
         self._seen: dict[str, str] = {}  # sub-directory -> version at the last sync
         self._loaded = file is None
 
     # --- keeping up ---
 
     def sync(self, view: View, *, closed_only_below: int | None = None) -> None:
-        """Bring it up to `view`. Reads the names of changed directories and the changed blocks only."""
+        """Bring it up to `view`. Reads the names of changed directories, and changed or unreadable blocks only."""
         self._load_once()
         for sub in view.names(self._directory):
             path = f"{self._directory}/{sub}"
@@ -74,21 +79,33 @@ class Catalog:
                 if closed_only_below is not None and number >= closed_only_below:
                     complete = False
                     continue
-                self._sync_block(view, number, view.version(f"{path}/{name}") or "")
+                if not self._sync_block(view, number, view.version(f"{path}/{name}") or ""):
+                    complete = False
             if complete:
                 self._seen[sub] = version
 
-    def _sync_block(self, view: View, number: int, version: str) -> None:
+    def _sync_block(self, view: View, number: int, version: str) -> bool:
+        """False where it could not be read."""
         if number < len(self._versions) and self._versions[number] == version:
-            return
-        ids, tags = self._read_block(view, number)
+            return True
+        try:
+            ids, tags = self._read_block(view, number)
+        except Damaged:
+            if number not in self._unreadable:
+                self._put(number, "", b"", _UNREADABLE_TAGS)
+                self._unreadable.add(number)
+            return False
         self.put(number, version, ids, tags)
+        return True
 
     def put(self, number: int, version: str, ids: Sequence[str], tags: bytes) -> None:
         """What block `number` holds now."""
-        keys = b"".join([key(i) for i in ids])
+        self._unreadable.discard(number)
+        self._put(number, version, b"".join([key(i) for i in ids]), tags)
+
+    def _put(self, number: int, version: str, keys: bytes, tags: bytes) -> None:
         while number > len(self._versions):  # a gap: somebody removed a block; it stays empty
-            self._place(len(self._versions), "", b"", b"")
+            self._put(len(self._versions), "", b"", b"")
         self._place(number, version, keys, tags)
         self._append(number, version, keys, tags)
 
@@ -130,8 +147,12 @@ class Catalog:
             else:
                 end = at + KEY_BYTES - 1
 
+    def unreadable(self) -> list[int]:
+        """Numbers of the blocks of which nobody knows what is in them, newest first."""
+        return sorted(self._unreadable, reverse=True)
+
     def tagged(self, tags: Iterable[int]) -> Iterator[int]:
-        """Numbers of the blocks in which one of these tags occurs, newest first."""
+        """Numbers of the blocks in which one of these tags occurs, newest first; 0 is a tag of the unreadable ones."""
         wanted = frozenset(tags)
         for number in range(len(self._tags) - 1, -1, -1):
             if not wanted.isdisjoint(self._tags[number]):

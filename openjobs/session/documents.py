@@ -206,6 +206,8 @@ class Documents:
             if sync:
                 self._memory.jobs.sync(self._view)
             numbers = list(self._memory.jobs.find(job_id))
+            if sync:
+                numbers += self._memory.jobs.unreadable()
         for number in numbers:
             if job_id in (page := self.older_page(number)):
                 self._memory.remember(self._memory.job_pages, job_id, number)
@@ -235,9 +237,9 @@ class Documents:
     def close_page_if_full(self) -> bool:
         """Move a full newest page among the older ones, whole. True when it was moved."""
         newest = self.newest_page()
-        if not newest.full:
+        number = self.older_pages() if newest.is_full(0) else 0
+        if not newest.is_full(number):
             return False
-        number = self.older_pages()
         with self._memory.lock:  # so that no later search has more than this page to read
             self._memory.jobs.sync(self._view)
         self._put_page(Page(pages.older_path(number), newest.lines, newest.data))
@@ -274,6 +276,7 @@ class Documents:
             tags = [STATUS_TAG[status] + more for status in TERMINAL]
             # 24: a row whose other fields hold the mark of the other stage
             numbers = list(self._memory.jobs.tagged([*tags, *(STATUS_TAG[status] + 24 for status in TERMINAL)]))
+            numbers += self._memory.jobs.unreadable()
         for number in numbers:
             yield from _at_stage(self.older_page(number), mark, stage)
 
@@ -289,7 +292,7 @@ class Documents:
     def _open_segment(self) -> tuple[Segment, int]:
         number = max(self._last_segment(), 0)
         segment = self._segment(number)
-        if segment.full:
+        if segment.is_full(number):
             number += 1
             with self._memory.lock:
                 self._memory.nodes.sync(self._view, closed_only_below=number)
@@ -311,9 +314,9 @@ class Documents:
         with self._memory.lock:
             hint = self._memory.node_segments.get(node_id)
             self._memory.nodes.sync(self._view, closed_only_below=last)
-            numbers = (
-                list(self._memory.nodes.find(node_id)) if hint is None else [hint, *self._memory.nodes.find(node_id)]
-            )
+            numbers = [] if hint is None else [hint]
+            numbers += self._memory.nodes.find(node_id)
+            numbers += self._memory.nodes.unreadable()  # a newer version may be in one of these
         for number in sorted(set(numbers), reverse=True):
             if number <= last and (node := self._segment(number).get(node_id)) is not None:
                 self._memory.remember(self._memory.node_segments, node_id, number)
@@ -340,6 +343,7 @@ class Documents:
         with self._memory.lock:
             self._memory.nodes.sync(self._view, closed_only_below=last)
             numbers = {n for node_id in node_ids for n in self._memory.nodes.find(_beside(node_id)) if n < last}
+            numbers.update(self._memory.nodes.unreadable())
         newest: dict[str, Node] = {}
         for number in [*sorted(numbers), last, last + 1]:
             for card in self._segment(number).cards():
@@ -356,6 +360,7 @@ class Documents:
         with self._memory.lock:
             self._memory.nodes.sync(self._view, closed_only_below=last)
             numbers = [n for n in self._memory.nodes.find(_told(event_id)) if n < last]
+            numbers += self._memory.nodes.unreadable()
         for number in numbers:
             if (node := self._notice_in(number, event_id)) is not None:
                 return node

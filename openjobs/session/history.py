@@ -14,14 +14,13 @@ import attrs
 
 from ..clock import from_text, to_text
 from ..errors import Damaged
-from . import strict_json
+from . import blocks, strict_json
 from .text import storable
 
 HISTORY = "history"
-#: a segment is closed when it has this many nodes or bytes
-SEGMENT_NODES = 512
-SEGMENT_BYTES = 128 * 1024
-FANOUT = 256
+#: a segment is closed when it has this many nodes or bytes, or a multiple of them (`blocks.scale`)
+SEGMENT_NODES = 256
+SEGMENT_BYTES = 64 * 1024
 
 #: the `function` of an attach card
 ATTACH = "attach"
@@ -184,9 +183,10 @@ class Segment:
             offset += len(line)
         return Segment(self.path, b"".join(chunks), places)
 
-    @property
-    def full(self) -> bool:
-        return len(self.data) >= SEGMENT_BYTES or len(self.places) >= SEGMENT_NODES
+    def is_full(self, number: int) -> bool:
+        """Whether segment `number`, which this is, is large enough to be closed."""
+        scale = blocks.scale(number)
+        return len(self.data) >= scale * SEGMENT_BYTES or len(self.places) >= scale * SEGMENT_NODES
 
 
 def events_of(notice: Node) -> list[str]:
@@ -196,7 +196,7 @@ def events_of(notice: Node) -> list[str]:
 
 
 def segment_path(number: int) -> str:
-    return f"{HISTORY}/{number // FANOUT:02d}/{number:04d}.jsonl"
+    return blocks.path_of(HISTORY, number, ".jsonl")
 
 
 def number_of(name: str) -> int | None:

@@ -11,15 +11,13 @@ from collections.abc import Iterator, Mapping
 
 from ..errors import Damaged
 from ..jobs import Job
-from . import rows, strict_json
+from . import blocks, rows, strict_json
 
 NEWEST = "jobs.json"
 OLDER = "jobs"
-#: a page is closed when it has this many rows or bytes
-PAGE_ROWS = 64
-PAGE_BYTES = 64 * 1024
-#: no directory holds more entries than this
-FANOUT = 256
+#: a page is closed when it has this many rows or bytes, or a multiple of them (`blocks.scale`)
+PAGE_ROWS = 32
+PAGE_BYTES = 32 * 1024
 
 _LINE = re.compile(rb'("([0-9A-Za-z_.:@-]+)":\{.*\})(,?)\Z')
 _STATUS = re.compile(rb'"status":"([a-z]+)"')
@@ -103,9 +101,10 @@ class Page:
         line = b'"%s":%s' % (job.job_id.encode(), row)
         return Page(self.path, {**self.lines, job.job_id: line}, known=known)
 
-    @property
-    def full(self) -> bool:
-        return len(self.lines) >= PAGE_ROWS or len(self.data) >= PAGE_BYTES
+    def is_full(self, number: int) -> bool:
+        """Whether it is large enough to be closed as older page `number`."""
+        scale = blocks.scale(number)
+        return len(self.lines) >= scale * PAGE_ROWS or len(self.data) >= scale * PAGE_BYTES
 
 
 def _join(lines: Mapping[str, bytes]) -> bytes:
@@ -145,11 +144,7 @@ def _reparse(path: str, data: bytes) -> dict[str, bytes]:
 
 
 def older_path(number: int) -> str:
-    return f"{OLDER}/{number // FANOUT:02d}/{number:04d}.json"
-
-
-def older_directory(number: int) -> str:
-    return f"{OLDER}/{number // FANOUT:02d}"
+    return blocks.path_of(OLDER, number, ".json")
 
 
 def number_of(name: str) -> int | None:

@@ -156,7 +156,7 @@ def _check_pages(
     for number in range(documents.older_pages()):
         page = documents.older_page(number)
         yield from _check_page(page, rows, listed, counts)
-        if not page.full:
+        if not page.is_full(number):
             yield page.path, f"is closed with {len(page)} rows and {len(page.data)} bytes"
     yield from _check_page(documents.newest_page(), rows, listed, counts)
 

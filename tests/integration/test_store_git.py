@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import pytest
 
 from openjobs import errors
 from openjobs.jobs import Errored, Job, JobStatus, Queued, Started
+from openjobs.session.pages import PAGE_ROWS
 from openjobs.store import GitJobStore
 from tests.support import git
 from tests.support.chaos import Chaos
@@ -152,18 +155,76 @@ def test_a_newer_format_is_refused(store: GitJobStore, home: Path) -> None:
         queued(store)
 
 
-def test_a_damaged_page_hurts_its_own_jobs_only(store: GitJobStore, home: Path) -> None:
-    """Jobs of other pages are read and changed; those of the damaged one say where it is."""
-    first = queued(store, "first")
-    for number in range(70):
-        store.create_later(job_for(store, "s1", f"job {number}"), Queued(runner_id="r1"))
-    last = queued(store, "last")
-    data = (repo_of(home) / "jobs/00/0000.json").read_bytes()
-    commit_file(home, "jobs/00/0000.json", data[: len(data) // 2])
-    with pytest.raises(errors.Damaged, match=r"jobs/00/0000\.json"):
-        store.get(first.job_id)
-    assert store.apply(last.job_id, Started()).status is JobStatus.RUNNING
-    assert any("jobs/00/0000.json" in str(f) for f in store.fsck("s1").findings)
+def fill(store: GitJobStore, pages: int) -> None:
+    """As many jobs as close that many pages."""
+    while store.documents("s1").older_pages() < pages:
+        store.create(job_for(store, "s1"), Queued(runner_id="r1"), fresh_id=True)
+
+
+@pytest.mark.parametrize("knows", ["a process that goes on", "a new one", "one without the catalog"])
+def test_a_damaged_page_hurts_its_own_jobs_only(home: Path, knows: str) -> None:
+    """Jobs of all other pages are read and changed, new ones come and pages close; those of the damaged one, and who
+    asks for a job that may be there, hear where it is. Once it is put back nothing is missing."""
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(GitJobStore(home, durability="relaxed"))
+        store.create_session("s1")
+        fill(store, 4)
+        jobs = list(store.documents("s1").jobs_newest_first())
+        path = "jobs/00/0001.json"
+        data = (repo_of(home) / path).read_bytes()
+        hurt = {job.job_id for job in jobs if f'"{job.job_id}":'.encode() in data}
+        assert len(hurt) == PAGE_ROWS
+        if knows != "a process that goes on":
+            store.close()
+            if knows == "one without the catalog":
+                (repo_of(home) / ".git" / "openjobs" / "jobs.catalog").unlink()
+            store = stack.enter_context(GitJobStore(home, durability="relaxed"))
+        commit_file(home, path, data[: len(data) // 2])
+        for job in jobs:
+            if job.job_id in hurt:
+                with pytest.raises(errors.Damaged, match=re.escape(path)):
+                    store.get(job.job_id)
+            else:
+                assert store.get(job.job_id) == job
+        assert store.apply(jobs[0].job_id, Started()).status is JobStatus.RUNNING
+        fill(store, 6)
+        with pytest.raises(errors.Damaged, match=re.escape(path)):
+            store.create(job_for(store, "s1", job_id=store.new_id()))
+        found = iter(store.documents("s1").jobs_newest_first(frozenset({JobStatus.QUEUED})))
+        with pytest.raises(errors.Damaged, match=re.escape(path)):
+            list(found)
+        assert any(path in str(f) for f in store.fsck("s1").findings)
+        commit_file(home, path, data)
+        assert [store.get(job.job_id).job_id for job in jobs] == [job.job_id for job in jobs]
+        assert store.fsck("s1").clean
+
+
+@pytest.mark.parametrize("knows", ["a process that goes on", "one without the catalog"])
+def test_a_damaged_segment_hurts_no_newer_message(home: Path, knows: str) -> None:
+    """Newer messages are read, and new ones come; what may have a newer version in the damaged one says where it is."""
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(GitJobStore(home, durability="relaxed"))
+        store.create_session("s1")
+        ids = [store.session("s1").append("user", f"{number} " + "word " * 1000).id for number in range(60)]
+        path = "history/00/0001.jsonl"
+        data = (repo_of(home) / path).read_bytes()
+        inside = [number for number, node_id in enumerate(ids) if f'{{"id":"{node_id}"'.encode() in data]
+        assert 0 < inside[0] < inside[-1] < 40
+        if knows != "a process that goes on":
+            store.close()
+            (repo_of(home) / ".git" / "openjobs" / "nodes.catalog").unlink()
+            store = stack.enter_context(GitJobStore(home, durability="relaxed"))
+        commit_file(home, path, data[:-20])
+        for number, node_id in enumerate(ids):
+            if number <= inside[-1]:
+                with pytest.raises(errors.Damaged, match=re.escape(path)):
+                    store.documents("s1").node(node_id)
+            else:
+                assert store.documents("s1").node(node_id).content.startswith(f"{number} ")
+        for _ in range(30):
+            store.session("s1").append("user", "word " * 1000)
+        commit_file(home, path, data)
+        assert [store.documents("s1").node(node_id).id for node_id in ids] == ids
 
 
 def test_a_damaged_segment_is_named(store: GitJobStore, home: Path) -> None:

@@ -37,7 +37,7 @@ def turn(request: TurnRequest, cancel_event: threading.Event) -> TurnResult:
 
 
 def fill(home: Path, *, many: int = 4, session_id: str = SESSION, durability: str = "relaxed") -> Filled:
-    """`many` more small jobs; 64 close a page."""
+    """`many` more small jobs; 32 close a page."""
     with GitJobStore(home, durability) as store:
         store.create_session(session_id, title="one of everything")
         store.session(session_id).append("user", "a message before everything")

@@ -17,6 +17,7 @@ from openjobs.jobs import CancelRequested, Job, JobStatus, NoticeStage, Queued, 
 from openjobs.repo import Change, CommitInfo
 from openjobs.session import Documents, Node, cards
 from openjobs.session.notices import node_of, of_job
+from openjobs.session.pages import PAGE_ROWS
 from openjobs.store import GitJobStore, JobStore, MockTaskStore
 from tests.support import git
 from tests.support.jobs import clean, end_of, job_for
@@ -369,11 +370,11 @@ def test_a_closed_page_is_full_and_there(store: JobStore) -> None:
 
 def test_a_page_that_was_closed_when_it_was_full_is_in_order(store: JobStore) -> None:
     """As the store itself closes them."""
-    for number in range(70):
+    for number in range(PAGE_ROWS):
         store.create_later(job_for(store, "s1", f"job {number}"), Queued(runner_id="r1"))
     queued(store, "the last")
     assert said(store) == []
-    assert (counted(store)["pages"], counted(store)["jobs"]) == (2, 71)
+    assert (counted(store)["pages"], counted(store)["jobs"]) == (2, PAGE_ROWS + 1)
 
 
 def test_a_row_that_cannot_be_read_hides_no_other(store: JobStore) -> None:

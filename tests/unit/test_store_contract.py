@@ -22,7 +22,9 @@ from openjobs.jobs import (
     Queued,
     Started,
 )
-from openjobs.session import cards
+from openjobs.session import blocks, cards
+from openjobs.session.history import SEGMENT_BYTES, SEGMENT_NODES
+from openjobs.session.pages import PAGE_ROWS
 from openjobs.store import GitJobStore, JobStore, MockTaskStore
 from tests.support import FakeClock
 from tests.support.jobs import clean, job_for
@@ -454,3 +456,25 @@ def test_the_system_clock_is_the_default() -> None:
     store = MockTaskStore()
     assert isinstance(store.clock, SystemClock)
     store.close()
+
+
+def test_pages_and_segments_are_small_first_and_larger_later(
+    monkeypatch: pytest.MonkeyPatch, store: JobStore, sid: str
+) -> None:
+    """The first directory of each has small ones, all others have them twice as large; everything in them is found."""
+    monkeypatch.setattr(blocks, "FANOUT", 2)
+    jobs = [store.create(job_for(store, sid), Queued(runner_id="r1"), fresh_id=True) for _ in range(4 * PAGE_ROWS)]
+    jobs.append(store.create(job_for(store, sid), Queued(runner_id="r1"), fresh_id=True))
+    documents = store.documents(sid)
+    sizes = [len(documents.older_page(number)) for number in range(documents.older_pages())]
+    assert [*sizes, len(documents.newest_page())] == [PAGE_ROWS, PAGE_ROWS, 2 * PAGE_ROWS, 1]
+    assert [store.get(job.job_id) for job in jobs] == jobs
+    nodes = [store.session(sid).append("user", "x" * 40_000) for _ in range(20)]
+    *segments, newest = store.documents(sid).segments()
+    for number, segment in enumerate([*segments, newest]):
+        scale = 1 if number < 2 else 2
+        last = max(at for at, _ in segment.places.values())
+        assert last < scale * SEGMENT_BYTES
+        assert segment is newest or len(segment.data) >= scale * SEGMENT_BYTES or len(segment.places) == SEGMENT_NODES
+    assert len(segments) > 4
+    assert [store.documents(sid).node(node.id) for node in nodes] == nodes
