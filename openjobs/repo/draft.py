@@ -42,6 +42,8 @@ class Draft:
         self.subjects: list[str] = []
         #: what the batch changes altogether, for the work tree and the index
         self.files: dict[str, FileState] = {}
+        #: the blob that the base has at each path that was touched, None where it has no file there
+        self.before: dict[str, bytes | None] = {}
 
     def head(self) -> Head:
         return Head(ref=self.base.ref, commit=self.commit, tree=self.tree)
@@ -107,15 +109,17 @@ class Draft:
                     tree = tree.drop(name)
             elif is_directory:
                 raise InvalidInput(f"{path} is a directory")
-            elif value is None:
-                if old is not None:
+            else:
+                before = old[1] if old is not None else None
+                self.before.setdefault(path, before)
+                if value is not None:
+                    mode = old[0] if old and old[0] == EXECUTABLE else FILE
+                    sha = objects.add(BLOB, value, before)
+                    tree = tree.put(name, mode, sha)
+                    states[path] = (mode, sha)
+                elif old is not None:
                     tree = tree.drop(name)
                     states[path] = None
-            else:
-                mode = old[0] if old and old[0] == EXECUTABLE else FILE
-                sha = objects.add(BLOB, value, old[1] if old else None)
-                tree = tree.put(name, mode, sha)
-                states[path] = (mode, sha)
         return objects.add_tree(tree, base) if tree.entries else None
 
 

@@ -529,18 +529,17 @@ class GitRepository:
     def _write_files(
         self, files: Mapping[str, FileState], draft: Draft, is_torn: Callable[[bytes], bool] = lambda data: False
     ) -> None:
-        old = GitView(self._objects, draft.base.commit, draft.base.tree)
         new = {state[1] for state in files.values() if state is not None}
         index = self._index_now()
         for path, state in files.items():
             name = path.encode("utf-8", "surrogateescape")
-            before = old.version(path)
+            before = draft.before[path]
 
-            def is_safe(sha: bytes, before: str | None = before) -> bool:
-                return sha.hex() == before or sha in new or self._objects.in_our_packs(sha)
+            def is_safe(sha: bytes, before: bytes | None = before) -> bool:
+                return sha == before or sha in new or self._objects.in_our_packs(sha)
 
             entry = index.get(name)
-            stood = self._content_of(entry) if entry is not None and entry_sha(entry).hex() == before else None
+            stood = self._content_of(entry) if entry is not None and entry_sha(entry) == before else None
             if state is None:
                 self._work.remove(path, entry, is_safe, before=stood)
                 index.drop(name)

@@ -121,7 +121,7 @@ class _Plan:
                 pieces, moved, at = _without_doubles(pack, entries, seen, at)
                 self._runs.append((pack, pieces))
             self.entries += moved
-            seen.update((sha, offset) for sha, offset, _ in moved)
+            seen.update([entry[:2] for entry in moved])
         self.entries.sort()
 
     def blocks(self) -> Iterator[bytes]:

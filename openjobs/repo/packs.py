@@ -454,6 +454,8 @@ class RollingPack:
     def __init__(self) -> None:
         self._body = bytearray(b"PACK\0\0\0\x02\0\0\0\0")
         self._entries: list[Entry] = []
+        #: the entries of the last `encode` in order of their ids: the next one has few to put between them
+        self._ordered: list[Entry] = []
         self._at: dict[bytes, int] = {}
         self._depth: dict[int, int] = {}
         self.commits = 0
@@ -506,11 +508,15 @@ class RollingPack:
             self._depth.pop(at, None)
         del self._entries[count:]
         del self._body[size:]
+        if len(self._ordered) > count:
+            self._ordered = []
 
     def encode(self) -> EncodedPack:
         self._body[8:12] = struct.pack(">L", len(self._entries))
         checksum = hashlib.sha1(self._body).digest()
-        index = encode_index(sorted(self._entries), checksum)
+        self._ordered += self._entries[len(self._ordered) :]
+        self._ordered.sort()
+        index = encode_index(self._ordered, checksum)
         return EncodedPack(name=f"pack-{checksum.hex()}", pack=(self._body, checksum), index=index)
 
     @classmethod
