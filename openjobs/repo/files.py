@@ -11,31 +11,43 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 def open_file(path: str) -> int:
     """A descriptor of a regular file. Raises OSError (ELOOP for a link)."""
+    return open_sized(path)[0]
+
+
+def open_sized(path: str) -> tuple[int, int]:
+    """As `open_file`, and the file's size in bytes."""
     fd = os.open(path, _FLAGS)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
         os.close(fd)
         raise FileNotFoundError(errno.ENOENT, "it is no regular file", path)
-    return fd
+    return fd, found.st_size
 
 
 def read_file(path: str, limit: int | None = None) -> bytes:
     """The file's bytes, `limit` at most. Raises OSError."""
-    fd = open_file(path)
+    fd, size = open_sized(path)
     try:
-        return read_all(fd, limit)
+        return read_all(fd, size, limit)
     finally:
         os.close(fd)
 
 
-def read_all(fd: int, limit: int | None = None) -> bytes:
-    size = os.fstat(fd).st_size + 1 if limit is None else limit
+def read_all(fd: int, size: int, limit: int | None = None) -> bytes:
+    """What stands in a file that had `size` bytes when it was opened, from its beginning, `limit` bytes at most.
+
+    All of it is asked for in one go, and a byte more: who is given less has seen the end.
+    """
+    wanted = size + 1 if limit is None else limit
     pieces: list[bytes] = []
-    while size > 0:
-        piece = os.read(fd, size)
-        if not piece:
-            break
+    got = 0
+    while wanted > 0:
+        piece = os.read(fd, wanted)
         pieces.append(piece)
-        size = size - len(piece) if limit is not None else max(size - len(piece), 65536)
+        got += len(piece)
+        if not piece or (len(piece) < wanted and got >= size):
+            break
+        wanted = wanted - len(piece) if limit is not None else max(wanted - len(piece), 65536)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 

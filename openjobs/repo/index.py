@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping
 
 from ..errors import Damaged, RepositoryRefused
-from .files import open_file, read_all
+from .files import read_file
 from .packs import read_offset
 from .trees import EXECUTABLE, FILE, LINK
 
@@ -54,17 +54,13 @@ class Index:
     def load(cls, path: str) -> Index:
         """Raises FileNotFoundError, `Damaged`, or `RepositoryRefused` (split and sparse index)."""
         try:
-            fd = open_file(path)
+            raw = read_file(path)
         except FileNotFoundError:
             if os.path.lexists(path):
                 raise Damaged(f"{path} is no regular file", path=path) from None
             raise
         except OSError as error:
             raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
-        try:
-            raw = read_all(fd)
-        finally:
-            os.close(fd)
         try:
             return cls(_parse(raw))
         except (ValueError, IndexError, struct.error) as error:

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import Damaged
-from .files import open_file, read_all, read_file
+from .files import open_file, open_sized, read_all, read_file
 from .packs import (
     BLOB,
     COMMIT,
@@ -107,21 +107,20 @@ class PackFile:
     def _keep(self) -> tuple[bytes, int]:
         """Text and mode of its `.keep`; a mode of -1 where there is none."""
         try:
-            fd = open_file(self.base + ".keep")
+            fd, size = open_sized(self.base + ".keep")
         except OSError:
             return b"", -1
         try:
-            return read_all(fd, 64), stat.S_IMODE(os.fstat(fd).st_mode)
+            return read_all(fd, size, 64), stat.S_IMODE(os.fstat(fd).st_mode)
         finally:
             os.close(fd)
 
     def _fanout(self) -> tuple[int, ...]:
         if self._fan is None:
             path = self.base + ".idx"
-            fd = open_file(path)
+            fd, size = open_sized(path)
             try:
-                size = os.fstat(fd).st_size
-                raw = read_all(fd, _IDX_IN_MEMORY_BYTES + 1 if size <= _IDX_IN_MEMORY_BYTES else IDX_NAMES_AT)
+                raw = read_all(fd, size, _IDX_IN_MEMORY_BYTES + 1 if size <= _IDX_IN_MEMORY_BYTES else IDX_NAMES_AT)
             finally:
                 os.close(fd)
             if len(raw) < IDX_NAMES_AT or raw[:8] != b"\xfftOc\0\0\0\x02":

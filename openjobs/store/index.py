@@ -146,6 +146,8 @@ class FileIndex:
         self._map: mmap.mmap | None = None
         self._mapped_bytes = 0
         self._fd: int | None = None
+        #: where our own last line ended
+        self._end = -1
 
     def add(self, entries: Iterable[Entry]) -> None:
         lines = b"".join([_encode(e) for e in entries])
@@ -162,8 +164,12 @@ class FileIndex:
                     if fresh:
                         self._disk.sync_dir(self._path.parent)
                 try:
-                    self._disk.write(self._fd, b"\n" + lines if self._torn() else lines)
+                    size = os.fstat(self._fd).st_size
+                    if size != self._end and self._is_torn(size):
+                        lines = b"\n" + lines
+                    self._disk.write(self._fd, lines)
                     self._disk.sync_data(self._fd)
+                    self._end = size + len(lines)
                 except BaseException:
                     os.close(self._fd)
                     self._fd = None
@@ -171,14 +177,15 @@ class FileIndex:
             finally:
                 self._writers.release()
 
-    def _torn(self) -> bool:
-        assert self._fd is not None
-        size = os.fstat(self._fd).st_size
+    def _is_torn(self, size: int) -> bool:
+        """Whether somebody's last line has no end."""
         if not size:
             return False
-        with open(self._path, "rb") as file:
-            file.seek(size - 1)
-            return file.read(1) != b"\n"
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(fd, 1, size - 1) != b"\n"
+        finally:
+            os.close(fd)
 
     def by_id(self, prefix: str) -> Iterator[Entry]:
         return self._matching(b'{"j":"' + prefix.encode())

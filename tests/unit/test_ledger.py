@@ -448,3 +448,31 @@ def test_who_follows_sees_what_comes_later_and_nothing_twice(path: Path) -> None
     assert [record.data["n"] for record in ledger.follow(stop=stop, clock=Led())] == [1, 2, 3]
     assert list(ledger.follow(stop=stop)) == []
     assert happens == []
+
+
+@pytest.mark.parametrize("how", ["another file", "written over", "cut", "gone"])
+def test_what_became_of_the_file_since_our_own_append_is_noticed(path: Path, how: str) -> None:
+    """Who appended last does not read it again, but looks whether it is still the file that he left."""
+    ledger = Ledger(path)
+    ledger.append_many([{"n": 1}, {"n": 2}])
+    left = path.read_bytes()
+    other = Ledger(path.with_name("other"))
+    other.append_many([{"n": 8}, {"n": 9}])
+    assert len(other.path.read_bytes()) == len(left)
+    if how == "another file":
+        other.path.rename(path)
+    elif how == "written over":
+        fd = os.open(path, os.O_WRONLY)
+        os.pwrite(fd, other.path.read_bytes(), 0)
+        os.close(fd)
+        os.utime(path, ns=(0, 0))
+    elif how == "cut":
+        os.truncate(path, len(left) // 2)
+    else:
+        path.unlink()
+    if how in ("cut", "gone"):
+        with pytest.raises(Damaged):
+            ledger.append({"n": 3})
+    else:
+        assert ledger.append({"n": 3}).seq == 3
+        assert texts(Ledger(path)) == [8, 9, 3]
