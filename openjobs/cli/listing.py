@@ -60,8 +60,12 @@ def list_command(
             _watch(state, wanted, limit)
         except KeyboardInterrupt:  # the way to end it, nothing to complain about
             return exits.INTERRUPTED
-    damaged: dict[str, Exception] = {}
-    jobs = state.client.list(**wanted, limit=limit + 1 if limit else None, on_damage=damaged.__setitem__)
+    damaged: list[tuple[str, str]] = []
+    jobs = state.client.list(
+        **wanted,
+        limit=limit + 1 if limit else None,
+        on_damage=lambda session_id, error: damaged.append((session_id, str(error))),
+    )
     more = bool(limit) and len(jobs) > limit
     jobs = jobs[:limit] if limit else jobs
     if state.json:
@@ -69,8 +73,8 @@ def list_command(
     else:
         print_jobs(state, jobs)
         _say_more(state, jobs, more, bool(session or status or parent or before))
-    for session_id, error in sorted(damaged.items()):
-        output.note(f"session {session_id} is not listed: {error}")
+    for session_id, error in sorted(set(damaged)):
+        output.note(f"session {session_id} is not listed whole: {error}")
     return exits.REFUSED if damaged else exits.COMPLETED
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 
 import attrs
 
+from ..errors import Damaged
 from ..ids import IdMaker, short
 from ..jobs import Cancelled, CancelRequested, Errored, Event, Job
 from ..store import JobStore
@@ -206,6 +207,7 @@ class Requests:
         self._canceller = canceller
         self._lock = threading.Lock()
         self._watches: dict[str, Watch] = {}
+        self._said: set[str] = set()
 
     def expect(self, session_id: str) -> None:
         """Called after a job of the session is in the roster."""
@@ -225,7 +227,13 @@ class Requests:
                     self._heads.stop(watch)
                 return
         if changed:
-            self.act_upon(self._store.unfinished(session_id))
+            self.act_upon(self._store.unfinished(session_id, self._say_damage))
+
+    def _say_damage(self, error: Damaged) -> None:
+        """Once, though every change of the session leads to another look."""
+        if str(error) not in self._said:
+            self._said.add(str(error))
+            log.warning("requests to jobs that stand there are not seen: %s", error)
 
     def act_upon(self, rows: Iterable[Job]) -> None:
         for row in rows:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 
 from ..clock import Clock
-from ..errors import Closed, ForkedProcess, InvalidTransition, OpenJobsError
+from ..errors import Closed, Damaged, ForkedProcess, InvalidTransition, OpenJobsError
 from ..jobs import Cancelled, CancelRequested, Job, JobStatus
 from ..store import JobStore
 from .heads import Heads, Watch
@@ -78,7 +78,7 @@ class JobClient:
         on_damage: Callable[[str, OpenJobsError], None] | None = None,
     ) -> Jobs:
         """Jobs, newest first, with their texts as lists show them (`get` has them whole). No session is all;
-        then `on_damage` is told of a session that cannot be read, instead of raising."""
+        what cannot be read raises, or is told to `on_damage`, with its session."""
         self._check()
         read = functools.partial(
             self.store.list,
@@ -160,9 +160,14 @@ class JobClient:
         return job
 
     def cancel_session(self, session_id: str, reason: str | None = None) -> Jobs:
-        """Ask for the end of every unfinished job of a session, and their descendants."""
+        """Ask for the end of every unfinished job of a session, and their descendants. Raises `Damaged` for what
+        cannot be read, after all others were asked."""
         self._check()
-        return [self.cancel(job.job_id, reason) for job in self.store.unfinished(session_id)]
+        damage: list[Damaged] = []
+        asked = [self.cancel(job.job_id, reason) for job in self.store.unfinished(session_id, damage.append)]
+        if damage:
+            raise damage[0]
+        return asked
 
     def ask_to_stop(self, job_id: str, reason: str | None) -> Job:
         """One job that is not this process's own."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 
-from ..errors import InvalidTransition, OpenJobsError, UnknownJob, UnknownSession
+from ..errors import Damaged, InvalidTransition, OpenJobsError, UnknownJob, UnknownSession
 from ..ids import IdMaker
 from ..jobs import Errored, Job
 from ..session import cards
@@ -84,13 +84,18 @@ class Recovery:
         for session_id in self._store.active.sessions(runner_id):
             try:
                 self._store.heal(session_id)
-                jobs = [job for job in self._store.unfinished(session_id) if self.is_orphan(job)]
+                damage: list[Damaged] = []
+                jobs = [job for job in self._store.unfinished(session_id, damage.append) if self.is_orphan(job)]
                 ended += self._end_together(jobs[::-1])
                 self._finish_logs(session_id)
-                if self._mend_cards(session_id):
+                if self._mend_cards(session_id) and not damage:
                     self._store.active.clear(runner_id, session_id)
                 else:
                     complete = False
+                for error in damage:
+                    log.warning(
+                        "session %s of dead runner %s was not recovered whole: %s", session_id, runner_id, error
+                    )
             except LookupError:
                 log.info("session %s of runner %s is gone", session_id, runner_id)
                 self._store.active.clear(runner_id, session_id)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ..clock import Clock
-from ..errors import Closed, ForkedProcess, JobExists, OpenJobsError, StoreWriteFailed
+from ..errors import Closed, Damaged, ForkedProcess, JobExists, OpenJobsError, StoreWriteFailed
 from ..facts import Recorder
 from ..ids import IdMaker, short
 from ..jobs import UNFINISHED, ContextMode, Job, JobStatus, SpawnRequest, SyncFn
@@ -428,14 +428,19 @@ class JobRunner:
         return job
 
     def cancel_session(self, session_id: str, reason: str | None = None) -> Jobs:
-        """Ask for the end of all unfinished jobs of a session and their descendants; the jobs as they then stand."""
+        """Ask for the end of all unfinished jobs of a session and their descendants; the jobs as they then stand.
+        Raises `Damaged` for what cannot be read, after all others were asked."""
         self._check()
         with self._roster.lock:
             own = list(self._roster.by_session.get(session_id, ()))
         stopped = self._cancel_own(own, reason)
         done = {job.job_id for job in stopped}
-        others = [job.job_id for job in self.store.unfinished(session_id) if job.job_id not in done]
-        return stopped + [self.cancel(job_id, reason) for job_id in others]
+        damage: list[Damaged] = []
+        others = [job.job_id for job in self.store.unfinished(session_id, damage.append) if job.job_id not in done]
+        stopped += [self.cancel(job_id, reason) for job_id in others]
+        if damage:
+            raise damage[0]
+        return stopped
 
     def _cancel_own(self, lives: Sequence[LiveJob], reason: str | None) -> Jobs:
         """All are decided before any commit is waited for."""

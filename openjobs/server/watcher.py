@@ -71,6 +71,10 @@ class _ToCome:
                 del self._expected[identity]
 
 
+def _say_damage(session_id: str, error: OpenJobsError) -> None:
+    log.warning("session %s cannot be read whole: %s", session_id, error)
+
+
 class Watcher:
     """Looks at the store and the journals for what no hub tells. One thread."""
 
@@ -114,9 +118,15 @@ class Watcher:
     def _session(self, session_id: str, number: int) -> list[Job]:
         try:
             # The index may know some that were never committed: then this is a few more than needed.
-            found = self._store.list(session_id=session_id, limit=number)
+            damaged: set[str] = set()
+            found = self._store.list(
+                session_id=session_id, limit=number, on_damage=lambda _, error: damaged.add(str(error))
+            )
             known = {job.job_id for job in found}
-            return [*reversed(found), *(job for job in self._store.unfinished(session_id) if job.job_id not in known)]
+            unfinished = self._store.unfinished(session_id, lambda error: damaged.add(str(error)))
+            for text in sorted(damaged):
+                log.warning("session %s cannot be read whole: %s", session_id, text)
+            return [*reversed(found), *(job for job in unfinished if job.job_id not in known)]
         except (OpenJobsError, OSError) as error:
             if isinstance(error, Closed):
                 raise
@@ -151,7 +161,7 @@ class Watcher:
             if entry.row["kind"] == JOB:
                 self._read_one(entry.row["session_id"], entry.row["id"])
         if self._store.home is None:  # else the index tells of new ones
-            for job in reversed(self._store.list(limit=self._feed.room)):
+            for job in reversed(self._store.list(limit=self._feed.room, on_damage=_say_damage)):
                 self._feed.put_job(job)
 
     def _new_jobs(self) -> None:
@@ -198,7 +208,7 @@ class Watcher:
             if len(entries) < _FEW:
                 ids = [entry.row["id"] for entry in entries]
             else:
-                found = self._store.unfinished(session_id)
+                found = self._store.unfinished(session_id, lambda error: log.debug("session %s: %s", session_id, error))
                 for job in reversed(found):
                     self._feed.put_job(job)
                 still = {job.job_id for job in found}

@@ -6,6 +6,7 @@ lives for one transaction or one reading; what is worth keeping between them is 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from ..errors import UnknownNode
+from ..errors import Damaged, UnknownNode
 from ..jobs import TERMINAL, Job, JobStatus, NoticeStage
 from ..repo import View
 from . import history, meta, pages, strict_json
@@ -191,15 +192,22 @@ class Documents:
         return None if page is None else page.get(job_id)
 
     def _page_of(self, job_id: str) -> Page | None:
-        newest = self.newest_page()
-        if job_id in newest:
-            return newest
+        damage: Damaged | None = None
+        try:
+            newest = self.newest_page()
+            if job_id in newest:
+                return newest
+        except Damaged as error:
+            damage = error  # a job is in one page only: it may be in another
         with self._memory.lock:
             hint = self._memory.job_pages.get(job_id)
         if hint is not None and job_id in (page := self.older_page(hint)):
             return page
         # A job never leaves its page, so what the catalog knows already needs no look at what is new.
-        return self._page_by_catalog(job_id, sync=False) or self._page_by_catalog(job_id, sync=True)
+        found = self._page_by_catalog(job_id, sync=False) or self._page_by_catalog(job_id, sync=True)
+        if found is None and damage is not None:
+            raise damage
+        return found
 
     def _page_by_catalog(self, job_id: str, *, sync: bool) -> Page | None:
         with self._memory.lock:
@@ -248,11 +256,27 @@ class Documents:
             self._memory.remember(self._memory.job_pages, job_id, number)
         return True
 
-    def jobs_newest_first(self, statuses: frozenset[JobStatus] | None = None) -> Iterator[Job]:
-        """All rows, newest first; pages without any of `statuses` are passed over unread."""
-        yield from _reversed_jobs(self.newest_page(), statuses)
-        for number in self._numbers(statuses):
-            yield from _reversed_jobs(self.older_page(number), statuses)
+    def jobs_newest_first(
+        self, statuses: frozenset[JobStatus] | None = None, on_damage: Callable[[Damaged], object] | None = None
+    ) -> Iterator[Job]:
+        """All rows, newest first; pages without any of `statuses` are passed over unread. A page or a row that
+        cannot be read is told to `on_damage` and passed over; without it, it is raised."""
+        tell = on_damage or _raise
+        older = (pages.older_path(number) for number in self._numbers(statuses))
+        for path in itertools.chain([pages.NEWEST], older):
+            try:
+                page = self._page(path)
+            except Damaged as error:
+                tell(error)
+                continue
+            for job_id in reversed(list(page.lines)):
+                try:
+                    job = page.get(job_id)
+                except Damaged as error:
+                    tell(error)
+                    continue
+                if job is not None and (statuses is None or job.status in statuses):
+                    yield job
 
     def _numbers(self, statuses: frozenset[JobStatus] | None) -> Iterator[int]:
         if statuses is None:
@@ -442,10 +466,8 @@ def _at_stage(page: Page, mark: bytes, stage: NoticeStage) -> Iterator[Job]:
                 yield job
 
 
-def _reversed_jobs(page: Page, statuses: frozenset[JobStatus] | None) -> Iterator[Job]:
-    for job in reversed(list(page.jobs())):
-        if statuses is None or job.status in statuses:
-            yield job
+def _raise(error: Damaged) -> None:
+    raise error
 
 
 def _last_number(view: View, directory: str, number_of: Callable[[str], int | None]) -> int:

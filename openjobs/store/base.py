@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import threading
@@ -495,9 +496,9 @@ class JobStore(ABC):
     ) -> Jobs:
         """Jobs, newest first, with their texts as rows hold them (see `get` for whole ones).
 
-        `before` is a job id: only jobs created before that one. `limit=None` is no limit. A session that
-        cannot be read raises; where all sessions are asked for, `on_damage` is told of it instead, once
-        with its id, and the others are listed.
+        `before` is a job id: only jobs created before that one. `limit=None` is no limit. What cannot be read
+        (a row, a page of rows, a session) raises; with `on_damage` that is told of it instead, with the session's
+        id and each time once, and everything else is listed.
         """
         self._check_usable()
         statuses = _statuses(status)
@@ -537,10 +538,10 @@ class JobStore(ABC):
         """Ids of the jobs that were submitted under it, oldest first."""
         return list(dict.fromkeys(e.job_id for e in self.index.by_parent(job_id) if self._is_there(e)))
 
-    def unfinished(self, session_id: str) -> Jobs:
-        """The session's jobs that have not ended, newest first."""
-        documents = self.documents(session_id)
-        return list(documents.jobs_newest_first(UNFINISHED))
+    def unfinished(self, session_id: str, on_damage: Callable[[Damaged], object] | None = None) -> Jobs:
+        """The session's jobs that have not ended, newest first. A row or page that cannot be read is told to
+        `on_damage` and hides no other; without it, it is raised."""
+        return list(self.documents(session_id).jobs_newest_first(UNFINISHED, on_damage))
 
     def history(self, job_id: str) -> _Transitions:
         """The commits of a job's life, oldest first. Raises `UnknownJob`."""
@@ -774,7 +775,8 @@ class JobStore(ABC):
         elif session_id is not None:
             if not self.has_session(check_session_id(session_id)):
                 raise self._unknown_session(session_id)
-            yield from self.documents(session_id).jobs_newest_first(statuses if before is None else None)
+            tell = None if on_damage is None else functools.partial(on_damage, session_id)
+            yield from self.documents(session_id).jobs_newest_first(statuses if before is None else None, tell)
         else:
             few = statuses is not None and statuses <= UNFINISHED and before is None
             yield from self._of_all_sessions(statuses if few else None, on_damage)
@@ -786,7 +788,16 @@ class JobStore(ABC):
         session finds them all, without reading the others' rows."""
         sessions: dict[str, Documents | dict[str, Job] | None] = {}
         met: set[str] = set()
+        told: set[tuple[str, str]] = set()
         chosen: Documents | dict[str, Job] | None
+
+        def tell(session_id: str, error: Damaged) -> None:
+            if on_damage is None:
+                raise error
+            if (session_id, str(error)) not in told:  # all jobs of a page say the same
+                told.add((session_id, str(error)))
+                on_damage(session_id, error)
+
         for entry in self.index.newest_first():
             if entry.job_id in met:
                 continue
@@ -796,13 +807,14 @@ class JobStore(ABC):
                     chosen = sessions[entry.session_id]
                 else:
                     chosen = documents = self.documents(entry.session_id)
+                    documents.older_pages()  # where that can be read, what else cannot hides its own jobs only
                     if few is not None:
-                        chosen = {job.job_id: job for job in documents.jobs_newest_first(few)}
+                        readable = documents.jobs_newest_first(few, functools.partial(tell, entry.session_id))
+                        chosen = {job.job_id: job for job in readable}
                     if few is not None or len(sessions) < _BUSY_SESSIONS:
                         sessions[entry.session_id] = chosen
                 if chosen is None:
                     continue
-                job = chosen.get(entry.job_id) if isinstance(chosen, dict) else chosen.job(entry.job_id)
             except UnknownSession:
                 continue
             except (Damaged, RepositoryRefused) as error:
@@ -810,6 +822,11 @@ class JobStore(ABC):
                     raise
                 sessions[entry.session_id] = None
                 on_damage(entry.session_id, error)
+                continue
+            try:
+                job = chosen.get(entry.job_id) if isinstance(chosen, dict) else chosen.job(entry.job_id)
+            except Damaged as error:
+                tell(entry.session_id, error)
                 continue
             if job is not None:
                 yield job

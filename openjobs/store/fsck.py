@@ -113,7 +113,8 @@ def check_session(store: JobStore, session_id: str) -> Report:
     has_history = part("history", lambda: _check_commits(repository.log(start=documents.commit_id), trails, counts))
     rows: dict[str, Job] = {}
     listed: set[str] = set()
-    has_rows = part("pages", lambda: _check_pages(documents, rows, listed, counts))
+    unread: list[Damaged] = []
+    has_rows = part("pages", lambda: _check_pages(documents, rows, listed, unread, counts)) and not unread
     if has_history:
         part("rows", lambda: _check_rows(rows, trails))
     if has_history and has_rows:
@@ -149,16 +150,20 @@ def _check_commits(
 
 
 def _check_pages(
-    documents: Documents, rows: dict[str, Job], listed: set[str], counts: Counter[str]
+    documents: Documents, rows: dict[str, Job], listed: set[str], unread: list[Damaged], counts: Counter[str]
 ) -> Iterator[tuple[str, str]]:
-    """`listed` are the jobs that have a row, `rows` those whose row can be read."""
+    """`listed` are the jobs that have a row, `rows` those whose row can be read. What cannot be read hides no page."""
     documents.meta()
-    for number in range(documents.older_pages()):
-        page = documents.older_page(number)
+    for number in [*range(documents.older_pages()), None]:
+        try:
+            page = documents.newest_page() if number is None else documents.older_page(number)
+        except Damaged as error:
+            unread.append(error)
+            yield error.path or pages.NEWEST, str(error)
+            continue
         yield from _check_page(page, rows, listed, counts)
-        if not page.is_full(number):
+        if number is not None and not page.is_full(number):
             yield page.path, f"is closed with {len(page)} rows and {len(page.data)} bytes"
-    yield from _check_page(documents.newest_page(), rows, listed, counts)
 
 
 def _check_page(page: Page, rows: dict[str, Job], listed: set[str], counts: Counter[str]) -> Iterator[tuple[str, str]]:

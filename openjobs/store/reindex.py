@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..errors import Damaged, OpenJobsError, RepositoryRefused, StoreWriteFailed, UnknownSession
 from ..jobs import Job
-from ..session import Documents
 from .index import Entry, Index, key_of
 
 if TYPE_CHECKING:
@@ -59,7 +57,8 @@ def reindex(store: JobStore, session_ids: Iterable[str], on_damage: Callable[[st
     for session_id in session_ids:
         errors: list[OpenJobsError] = []
         try:
-            jobs = {job.job_id: job for job in _readable(store.documents(session_id), errors)}
+            readable = store.documents(session_id).jobs_newest_first(on_damage=errors.append)
+            jobs = {job.job_id: job for job in readable}
         except UnknownSession:
             continue  # taken away meanwhile
         except (Damaged, RepositoryRefused) as error:
@@ -78,22 +77,3 @@ def reindex(store: JobStore, session_ids: Iterable[str], on_damage: Callable[[st
     if failed and on_damage is None:
         raise failed[0]
     return put
-
-
-def _readable(documents: Documents, errors: list[OpenJobsError]) -> Iterator[Job]:
-    """Every row; what cannot be read is added to `errors` and does not hide the others."""
-    pages = (lambda number=number: documents.older_page(number) for number in range(documents.older_pages()))
-    for read in chain(pages, [documents.newest_page]):
-        try:
-            page = read()
-        except Damaged as error:
-            errors.append(error)
-            continue
-        for job_id in page.lines:
-            try:
-                job = page.get(job_id)
-            except Damaged as error:
-                errors.append(error)
-                continue
-            assert job is not None  # it is one of the page's lines
-            yield job

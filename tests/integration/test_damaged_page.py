@@ -1,0 +1,203 @@
+"""One row or page of rows that cannot be read (a commit by hand broke it) hides nothing else of its session:
+what is in order is read, listed, stopped, recovered and checked, and what is not is named (R3, R10)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from openjobs import GitJobStore, JobClient, JobRunner, JobStatus, SpawnRequest, TurnRequest, TurnResult, errors
+from openjobs.jobs import Queued, Started
+from openjobs.runner.recovery import Recovery
+from openjobs.session.pages import NEWEST, PAGE_ROWS
+from tests.support import eventually, git
+from tests.support.cli import Cli
+from tests.support.jobs import job_for
+
+DEAD = "dead-runner"
+ME = ("-c", "user.name=me", "-c", "user.email=me@localhost")
+
+
+@attrs.frozen
+class Home:
+    """Three pages of unfinished jobs of a dead runner in session `s1`, something in it broken; `s2` has one job."""
+
+    path: Path
+    #: where the damage is
+    broken: str
+    #: what was there, and what is there instead
+    whole: bytes
+    instead: bytes
+    #: oldest first
+    lost: list[str]
+    readable: list[str]
+
+    @property
+    def file(self) -> Path:
+        return self.path / "sessions" / "s1" / "repo" / self.broken
+
+    def spoil(self) -> None:
+        self._write(self.file.read_bytes().replace(self.whole, self.instead))
+
+    def mend(self) -> None:
+        data = self.file.read_bytes()
+        if self.whole not in data and self.instead in data:
+            self._write(data.replace(self.instead, self.whole))
+
+    def _write(self, data: bytes) -> None:
+        self.file.write_bytes(data)
+        git(*ME, "commit", "-qam", "by hand", cwd=self.path / "sessions" / "s1" / "repo")
+
+
+@pytest.fixture(params=["a closed page", "the newest page", "a row"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
+    path = tmp_path / "home"
+    with GitJobStore(path, durability="relaxed") as store:
+        for session_id in ("s1", "s2"):
+            store.create_session(session_id)
+        lease = store.leases.acquire(DEAD)
+        store.active.mark(DEAD, "s1")
+        lease.release()
+        for _ in range(2 * PAGE_ROWS + 3):
+            job = store.create(job_for(store, "s1"), Queued(runner_id=DEAD), fresh_id=True)
+            store.apply(job.job_id, Started(run_id="run"))
+        store.create(job_for(store, "s2"), Queued(), fresh_id=True)
+        documents = store.documents("s1")
+        page = documents.newest_page() if request.param == "the newest page" else documents.older_page(0)
+        ids = [job.job_id for job in store.list("s1", limit=None)][::-1]
+        lost = list(page.lines)
+    whole, instead = page.data, page.data[: len(page.data) // 2]
+    if request.param == "a row":
+        lost = lost[5:6]
+        whole = page.lines[lost[0]]
+        instead = whole.replace(b'"status":"', b'"status":"un')
+    home = Home(path, page.path, whole, instead, lost, [job_id for job_id in ids if job_id not in lost])
+    assert len(lost) == {"a closed page": PAGE_ROWS, "the newest page": 3, "a row": 1}[request.param]
+    home.spoil()
+    yield home
+    home.mend()
+    with GitJobStore(path, durability="relaxed") as store:
+        assert [job.job_id for job in store.list("s1", limit=None)][::-1][: len(ids)] == ids
+        assert store.fsck("s1").clean
+
+
+@pytest.fixture
+def store(home: Home) -> Iterator[GitJobStore]:
+    with GitJobStore(home.path, durability="relaxed") as store:
+        yield store
+
+
+def test_all_others_are_read_and_changed(home: Home, store: GitJobStore) -> None:
+    """Each by its id; those that are lost say where the damage is."""
+    for job_id in home.readable:
+        assert store.get(job_id).status is JobStatus.RUNNING
+    for job_id in home.lost:
+        with pytest.raises(errors.Damaged, match=re.escape(home.broken)):
+            store.get(job_id)
+    client = JobClient(store)
+    assert client.get(home.readable[0]).status is JobStatus.ERRORED
+    client.close()
+
+
+@pytest.mark.parametrize("session_id", ["s1", None])
+@pytest.mark.parametrize("status", [None, JobStatus.RUNNING])
+def test_all_others_are_listed(
+    home: Home, store: GitJobStore, session_id: str | None, status: JobStatus | None
+) -> None:
+    """With `on_damage`, which is told once; without it nothing is left out unsaid."""
+    told: list[tuple[str, str]] = []
+    found = store.list(session_id, status, limit=None, on_damage=lambda sid, error: told.append((sid, str(error))))
+    assert [job.job_id for job in found if job.parent_session_id == "s1"][::-1] == home.readable
+    assert len([job for job in found if job.parent_session_id == "s2"]) == (session_id is None and status is None)
+    assert [(sid, home.broken in text) for sid, text in told] == [("s1", True)]
+    with pytest.raises(errors.Damaged, match=re.escape(home.broken)):
+        store.list(session_id, status, limit=None)
+    with pytest.raises(errors.Damaged, match=re.escape(home.broken)):
+        store.unfinished("s1")
+
+
+def test_all_others_are_recovered_and_the_lost_once_they_are_back(
+    home: Home, store: GitJobStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the dead runner left is ended as far as it can be read; its lease and its mark stay for the rest."""
+    recovery = Recovery(store, store.new_id)
+    ended = recovery.run()
+    assert {job.job_id for job in ended} == set(home.readable)
+    assert {job.status for job in ended} == {JobStatus.ERRORED}
+    assert any(home.broken in record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert store.active.sessions(DEAD) == ["s1"]
+    home.mend()
+    assert {job.job_id for job in recovery.run()} == set(home.lost)
+    assert store.leases.dead() == []
+
+
+def test_all_others_are_stopped(home: Home, store: GitJobStore) -> None:
+    """Who stops a whole session hears of the damage after the others were stopped."""
+    client = JobClient(store)
+    with pytest.raises(errors.Damaged, match=re.escape(home.broken)):
+        client.cancel_session("s1", "enough")
+    client.close()
+    assert all(store.get(job_id).terminal for job_id in home.readable)
+
+
+def test_a_request_from_elsewhere_is_seen(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    """A job of this process is asked to stop by another one, in a session that has damage."""
+    began: list[str] = []
+
+    def work(request: TurnRequest, cancel_event: object) -> TurnResult:
+        began.append(request.job_id)
+        request.cancel_event.wait(60)
+        return TurnResult(final_text="stopped")
+
+    with (
+        GitJobStore(home.path, durability="relaxed") as store,
+        GitJobStore(home.path, durability="relaxed") as theirs,
+        JobRunner(store, 1, work) as runner,
+    ):
+        request = SpawnRequest(prompt="long", parent_session_id="s1")
+        if home.broken == NEWEST:
+            with pytest.raises(errors.Damaged, match=re.escape(home.broken)):
+                runner.submit(request)
+            return
+        job = runner.submit(request)
+        eventually(lambda: began == [job.job_id])
+        client = JobClient(theirs)
+        client.cancel(job.job_id, "from elsewhere")
+        client.close()
+        assert runner.await_job(job.job_id, timeout=30).status is JobStatus.CANCELLED
+    said = [record.getMessage() for record in caplog.records if "are not seen" in record.getMessage()]
+    assert len(said) == 1
+    assert home.broken in said[0]
+
+
+def test_a_new_job_is_refused_only_where_the_newest_page_is_damaged(home: Home, store: GitJobStore) -> None:
+    job = job_for(store, "s1")
+    if home.broken == NEWEST:
+        with pytest.raises(errors.Damaged, match=re.escape(home.broken)):
+            store.create(job, Queued(runner_id=DEAD), fresh_id=True)
+    else:
+        store.create(job, Queued(runner_id=DEAD), fresh_id=True)
+        assert store.get(job.job_id).status is JobStatus.QUEUED
+
+
+def test_fsck_looks_at_all_other_pages(home: Home, store: GitJobStore) -> None:
+    """The damage is what it finds, and it accuses nothing else."""
+    report = store.fsck("s1")
+    assert len(report.findings) == 1
+    assert home.broken in str(report.findings[0])
+    assert report.counts["jobs"] == len(home.readable) + (len(home.lost) == 1)
+
+
+def test_the_command_line_lists_and_names(home: Home) -> None:
+    """Exit code 6, the readable jobs on standard output, the damage on standard error, once."""
+    for options in (("--session", "s1"), ()):
+        ended = Cli(home.path).inside("list", "--limit", "0", *options, code=6)
+        ids = {line.split("\t")[0] for line in ended.out.splitlines() if line.split("\t")[5] == "s1"}
+        assert ids == set(home.readable)
+        assert ended.err.count("session s1 is not listed whole") == 1
+        assert home.broken in ended.err
