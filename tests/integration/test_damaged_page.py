@@ -18,6 +18,7 @@ from openjobs.session.pages import NEWEST, PAGE_ROWS
 from tests.support import eventually, git
 from tests.support.cli import Cli
 from tests.support.jobs import job_for
+from tests.support.server import serving
 
 DEAD = "dead-runner"
 ME = ("-c", "user.name=me", "-c", "user.email=me@localhost")
@@ -201,3 +202,19 @@ def test_the_command_line_lists_and_names(home: Home) -> None:
         assert ids == set(home.readable)
         assert ended.err.count("session s1 is not listed whole") == 1
         assert home.broken in ended.err
+
+
+def test_the_panel_shows_all_others(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that starts on such a home has the readable rows, and logs what is missing once."""
+    with (
+        GitJobStore(home.path, durability="relaxed") as store,
+        JobRunner(store, 1, lambda request, cancel_event: TurnResult()) as runner,
+        serving(runner) as (client, app),
+    ):
+        assert app.feed.until_loaded(20)
+        rows = client.get("/api/jobs?session=s1&limit=200")["tasks"]
+        assert {row["id"] for row in rows} == set(home.readable)
+        assert client.get(f"/api/jobs/{home.readable[0]}")["status"] == "errored"
+        client.get(f"/api/jobs/{home.lost[0]}", status=500)
+    said = [record.getMessage() for record in caplog.records if "cannot be read whole" in record.getMessage()]
+    assert len([text for text in said if text.startswith("session s1 cannot be read whole")]) == 1
