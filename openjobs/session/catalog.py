@@ -83,6 +83,8 @@ class Catalog:
                     complete = False
             if complete:
                 self._seen[sub] = version
+            else:  # what was seen before is not what stands here now: it may come back
+                self._seen.pop(sub, None)
 
     def _sync_block(self, view: View, number: int, version: str) -> bool:
         """False where it could not be read."""

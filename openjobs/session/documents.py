@@ -222,17 +222,25 @@ class Documents:
                 return page
         return None
 
-    def job_of_call(self, origin_tool_call_id: str) -> Job | None:
-        """The job of that tool call among the newest rows: those of the open page and of the one closed last."""
+    def job_of_call(self, origin_tool_call_id: str, among: int) -> Job | None:
+        """The job of that tool call among the newest rows: `among` of them at least, or those after a closed page
+        that cannot be read (no job of this batch is in it, or was made before those in it)."""
         needle = b'"origin_tool_call_id":' + strict_json.dumps(origin_tool_call_id)
-        last = self.older_pages() - 1
-        for page in (self.newest_page(), *([self.older_page(last)] if last >= 0 else [])):
+        page, number = self.newest_page(), self.older_pages()
+        while True:
             if needle in page.data:
                 for job_id, line in page.lines.items():
                     job = page.get(job_id) if needle in line else None
                     if job is not None and job.origin_tool_call_id == origin_tool_call_id:
                         return job
-        return None
+            among -= len(page)
+            number -= 1
+            if among <= 0 or number < 0:
+                return None
+            try:
+                page = self.older_page(number)
+            except Damaged:
+                return None
 
     def put_job(self, job: Job) -> None:
         """Change the row where it stands, or add it to the newest page."""

@@ -13,6 +13,7 @@ from ..jobs import CancelRequested, ContextMode, Event, Job, JobStatus, transiti
 from ..repo import Change
 from ..session import Documents, Node, cards
 from ..session.text import fits
+from .committer import BATCH_LIMIT
 
 
 @attrs.define(slots=True)
@@ -104,7 +105,7 @@ def _refuse_second_call(documents: Documents, job: Job, rivals: Iterable[str]) -
         first = documents.job(job_id)
         if first is not None:
             refuse_again(first, job)
-    first = documents.job_of_call(job.origin_tool_call_id)
+    first = documents.job_of_call(job.origin_tool_call_id, among=BATCH_LIMIT // 2)  # each is two events
     if first is not None:
         refuse_again(first, job)
 

@@ -199,6 +199,38 @@ def test_a_damaged_page_hurts_its_own_jobs_only(home: Path, knows: str) -> None:
         assert store.fsck("s1").clean
 
 
+def test_what_was_before_the_damage_is_found_after_it(store: GitJobStore, home: Path) -> None:
+    """A look at what came later, where a page is damaged, hides nothing from who is still at the version before it,
+    and once the session is put back to that version, it is as if nothing had been."""
+    fill(store, 3)
+    before = store.documents("s1")
+    assert len(list(before.jobs_newest_first(frozenset({JobStatus.QUEUED})))) == 3 * PAGE_ROWS + 1
+    commit_id = before.commit_id
+    for job_id in before.older_page(1).lines:
+        store.apply(job_id, Started(), Errored(event_id=store.new_id(), error="no"))
+    data = (repo_of(home) / "jobs/00/0000.json").read_bytes()
+    commit_file(home, "jobs/00/0000.json", data[: len(data) // 2])
+    damaged: list[errors.Damaged] = []
+    assert len(store.unfinished("s1", damaged.append)) == PAGE_ROWS + 1
+    assert len(damaged) == 1
+    assert len(list(before.jobs_newest_first(frozenset({JobStatus.QUEUED})))) == 3 * PAGE_ROWS + 1
+    assert before.commit_id == commit_id
+    commit_file(home, "jobs/00/0000.json", data)
+    assert len(store.unfinished("s1")) == 2 * PAGE_ROWS + 1
+
+
+def test_a_call_is_made_where_the_page_closed_last_is_damaged(store: GitJobStore, home: Path) -> None:
+    """No job of that call can be in it: the index knows of none."""
+    fill(store, 2)
+    path = "jobs/00/0001.json"
+    data = (repo_of(home) / path).read_bytes()
+    commit_file(home, path, data[: len(data) // 2])
+    job = store.create(job_for(store, "s1", origin_tool_call_id="k1"), Queued(runner_id="r1"), fresh_id=True)
+    assert store.get(job.job_id).status is JobStatus.QUEUED
+    with pytest.raises(errors.JobExists, match=job.job_id):
+        store.create(job_for(store, "s1", origin_tool_call_id="k1"), Queued(runner_id="r1"), fresh_id=True)
+
+
 @pytest.mark.parametrize("knows", ["a process that goes on", "one without the catalog"])
 def test_a_damaged_segment_hurts_no_newer_message(home: Path, knows: str) -> None:
     """Newer messages are read, and new ones come; what may have a newer version in the damaged one says where it is."""

@@ -72,6 +72,33 @@ def test_the_same_call_with_another_request_is_refused(store: JobStore, monkeypa
     assert [job.job_id for job in store.list("s1")] == [made]
 
 
+def create_in_one_batch(store: JobStore, monkeypatch: pytest.MonkeyPatch, calls: list[str], prompt: str) -> list[Any]:
+    """As many jobs as tool calls, all handed in before the first is decided; the job, or the error, of each."""
+    may_begin = threading.Event()
+    commit = store._committer._commit
+
+    def commit_then(*arguments: Any) -> None:
+        may_begin.wait(10)
+        commit(*arguments)
+
+    monkeypatch.setattr(store._committer, "_commit", commit_then)
+    # The first keeps the committer busy.
+    jobs = [job_for(store, "s1"), *(job_for(store, "s1", prompt, origin_tool_call_id=call) for call in calls)]
+    futures = [store.create_later(job, fresh_id=True) for job in jobs]
+    may_begin.set()
+    return [future.exception(10) or future.result() for future in futures[1:]]
+
+
+def test_the_first_and_the_last_of_a_batch_are_one(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many pages the jobs between them fill: these have rows of more than three kilobytes."""
+    calls = ["k", *map(str, range(30)), "k"]
+    first, *others, last = create_in_one_batch(store, monkeypatch, calls, "\x01" * 1000)
+    assert store.documents("s1").older_pages() > 2
+    assert isinstance(last, errors.JobExists)
+    assert last.job.job_id == first.job_id
+    assert len(store.list("s1", limit=None)) == 1 + len([first, *others])
+
+
 def test_another_process_that_was_first_is_found(tmp_path: Path) -> None:
     """Between the look and the commit another process made the call's job, in a page closed since."""
     home = tmp_path / "home"
