@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 
 from ..clock import Clock
-from ..errors import Closed, Damaged, ForkedProcess, InvalidTransition, OpenJobsError
+from ..errors import Closed, Damaged, ForkedProcess, InvalidTransition, OpenJobsError, RepositoryRefused
 from ..jobs import Cancelled, CancelRequested, Job, JobStatus
 from ..store import JobStore
 from .heads import Heads, Watch
@@ -164,7 +164,12 @@ class JobClient:
         cannot be read, after all others were asked."""
         self._check()
         damage: list[Damaged] = []
-        asked = [self.cancel(job.job_id, reason) for job in self.store.unfinished(session_id, damage.append)]
+        asked: Jobs = []
+        for job in self.store.unfinished(session_id, damage.append):
+            try:
+                asked.append(self.cancel(job.job_id, reason))
+            except Damaged as error:
+                damage.append(error)
         if damage:
             raise damage[0]
         return asked
@@ -188,17 +193,29 @@ class JobClient:
     def ask_below(self, job: Job, reason: str | None, own: Callable[[str], bool] = lambda job_id: False) -> Requests:
         """Ask all unfinished jobs under `job` to stop; waits for nothing and returns the requests on their way.
 
-        `own` is told of each first, and answers True for one that needs no request: the caller's own.
+        `own` is told of each first, and answers True for one that needs no request: the caller's own. One that
+        cannot be read is logged and keeps no other from being asked.
         """
+
         requests: Requests = []
+        damage: set[str] = set()
+
+        def note(session_id: str, error: OpenJobsError) -> None:
+            damage.add(str(error))
+
         around = [job.job_id]
         while around:
-            below = [child for parent in around for child in self.store.children(parent)]
+            below = [child for parent in around for child in self.store.children(parent, note)]
             for child in below:
-                if not own(child) and _can_be_asked(self.store.get(child)):
-                    request = CancelRequested(reason=under(job, reason))
-                    requests.append(self.store.apply_later(child, request, keep=True))
+                try:
+                    if not own(child) and _can_be_asked(self.store.get(child)):
+                        request = CancelRequested(reason=under(job, reason))
+                        requests.append(self.store.apply_later(child, request, keep=True))
+                except (Damaged, RepositoryRefused) as error:
+                    damage.add(str(error))
             around = below
+        for text in sorted(damage):
+            log.warning("not all jobs under %s were asked to stop: %s", job.job_id, text)
         return requests
 
     # --- the rest ---

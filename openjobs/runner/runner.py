@@ -437,7 +437,11 @@ class JobRunner:
         done = {job.job_id for job in stopped}
         damage: list[Damaged] = []
         others = [job.job_id for job in self.store.unfinished(session_id, damage.append) if job.job_id not in done]
-        stopped += [self.cancel(job_id, reason) for job_id in others]
+        for job_id in others:
+            try:
+                stopped.append(self.cancel(job_id, reason))
+            except Damaged as error:
+                damage.append(error)
         if damage:
             raise damage[0]
         return stopped

@@ -80,6 +80,8 @@ T = TypeVar("T")
 Jobs = list[Job]
 _Ids = list[str]
 _Transitions = list[Transition]
+#: told of what cannot be read, and of the session it is in
+_OnDamage = Callable[[str, OpenJobsError], None]
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -492,7 +494,7 @@ class JobStore(ABC):
         parent_msg_id: str | None = None,
         limit: int | None = 50,
         before: str | None = None,
-        on_damage: Callable[[str, OpenJobsError], None] | None = None,
+        on_damage: _OnDamage | None = None,
     ) -> Jobs:
         """Jobs, newest first, with their texts as rows hold them (see `get` for whole ones).
 
@@ -506,7 +508,8 @@ class JobStore(ABC):
         if limit is not None and limit <= 0:
             return found
         past = before is None
-        for job in self._candidates(session_id, statuses, parent_job_id, before, on_damage):
+        tell = _raise if on_damage is None else _once(on_damage)
+        for job in self._candidates(session_id, statuses, parent_job_id, before, tell):
             if not past:
                 past = job.job_id == before
                 continue
@@ -534,9 +537,17 @@ class JobStore(ABC):
         found.sort(key=lambda job: job.created_at, reverse=True)
         return found[:at_most]
 
-    def children(self, job_id: str) -> _Ids:
-        """Ids of the jobs that were submitted under it, oldest first."""
-        return list(dict.fromkeys(e.job_id for e in self.index.by_parent(job_id) if self._is_there(e)))
+    def children(self, job_id: str, on_damage: _OnDamage | None = None) -> _Ids:
+        """Ids of the jobs that were submitted under it, oldest first. What cannot be read raises, or is told to
+        `on_damage`, with its session."""
+        found: dict[str, None] = {}
+        for entry in self.index.by_parent(job_id):
+            try:
+                if self._is_there(entry):
+                    found[entry.job_id] = None
+            except (Damaged, RepositoryRefused) as error:
+                (on_damage or _raise)(entry.session_id, error)
+        return list(found)
 
     def unfinished(self, session_id: str, on_damage: Callable[[Damaged], object] | None = None) -> Jobs:
         """The session's jobs that have not ended, newest first. A row or page that cannot be read is told to
@@ -765,39 +776,34 @@ class JobStore(ABC):
         statuses: frozenset[JobStatus] | None,
         parent_job_id: str | None,
         before: str | None,
-        on_damage: Callable[[str, OpenJobsError], None] | None,
+        tell: _OnDamage,
     ) -> Iterator[Job]:
         if parent_job_id is not None and before is None:
-            for job_id in reversed(self.children(parent_job_id)):
+            for job_id in reversed(self.children(parent_job_id, tell)):
                 job = self.documents(self._session_of(job_id)).job(job_id)
                 if job is not None and session_id in (None, job.parent_session_id):
                     yield job
         elif session_id is not None:
             if not self.has_session(check_session_id(session_id)):
                 raise self._unknown_session(session_id)
-            tell = None if on_damage is None else functools.partial(on_damage, session_id)
-            yield from self.documents(session_id).jobs_newest_first(statuses if before is None else None, tell)
+            try:
+                documents = self.documents(session_id)
+                documents.older_pages()
+            except (Damaged, RepositoryRefused) as error:
+                tell(session_id, error)
+                return
+            wanted = statuses if before is None else None
+            yield from documents.jobs_newest_first(wanted, functools.partial(tell, session_id))
         else:
             few = statuses is not None and statuses <= UNFINISHED and before is None
-            yield from self._of_all_sessions(statuses if few else None, on_damage)
+            yield from self._of_all_sessions(statuses if few else None, tell)
 
-    def _of_all_sessions(
-        self, few: frozenset[JobStatus] | None, on_damage: Callable[[str, OpenJobsError], None] | None
-    ) -> Iterator[Job]:
+    def _of_all_sessions(self, few: frozenset[JobStatus] | None, tell: _OnDamage) -> Iterator[Job]:
         """Jobs of the whole home, newest first. `few` are statuses that few jobs have: one look at each
         session finds them all, without reading the others' rows."""
         sessions: dict[str, Documents | dict[str, Job] | None] = {}
         met: set[str] = set()
-        told: set[tuple[str, str]] = set()
         chosen: Documents | dict[str, Job] | None
-
-        def tell(session_id: str, error: Damaged) -> None:
-            if on_damage is None:
-                raise error
-            if (session_id, str(error)) not in told:  # all jobs of a page say the same
-                told.add((session_id, str(error)))
-                on_damage(session_id, error)
-
         for entry in self.index.newest_first():
             if entry.job_id in met:
                 continue
@@ -818,10 +824,8 @@ class JobStore(ABC):
             except UnknownSession:
                 continue
             except (Damaged, RepositoryRefused) as error:
-                if on_damage is None:
-                    raise
                 sessions[entry.session_id] = None
-                on_damage(entry.session_id, error)
+                tell(entry.session_id, error)
                 continue
             try:
                 job = chosen.get(entry.job_id) if isinstance(chosen, dict) else chosen.job(entry.job_id)
@@ -846,6 +850,22 @@ class JobStore(ABC):
                 break
         hint = f"; the newest are {', '.join(candidates)}" if candidates else "; there are no jobs yet"
         return UnknownJob(f"there is no job {job_id!r}{hint}", candidates=candidates)
+
+
+def _raise(session_id: str, error: OpenJobsError) -> None:
+    raise error
+
+
+def _once(on_damage: _OnDamage) -> _OnDamage:
+    """All jobs of a page that cannot be read say the same."""
+    told: set[tuple[str, str]] = set()
+
+    def tell(session_id: str, error: OpenJobsError) -> None:
+        if (session_id, str(error)) not in told:
+            told.add((session_id, str(error)))
+            on_damage(session_id, error)
+
+    return tell
 
 
 def _close_page(documents: Documents) -> Change | None:

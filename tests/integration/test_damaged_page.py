@@ -3,6 +3,8 @@ what is in order is read, listed, stopped, recovered and checked, and what is no
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import re
 from collections.abc import Iterator
@@ -26,7 +28,8 @@ ME = ("-c", "user.name=me", "-c", "user.email=me@localhost")
 
 @attrs.frozen
 class Home:
-    """Three pages of unfinished jobs of a dead runner in session `s1`, something in it broken; `s2` has one job."""
+    """Three pages of unfinished jobs of a dead runner in session `s1`, something in it broken; `s2` has one job, which
+    they are under."""
 
     path: Path
     #: where the damage is
@@ -37,6 +40,7 @@ class Home:
     #: oldest first
     lost: list[str]
     readable: list[str]
+    parent: str
 
     @property
     def file(self) -> Path:
@@ -64,10 +68,10 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
         lease = store.leases.acquire(DEAD)
         store.active.mark(DEAD, "s1")
         lease.release()
+        parent = store.create(job_for(store, "s2"), Queued(), fresh_id=True).job_id
         for _ in range(2 * PAGE_ROWS + 3):
-            job = store.create(job_for(store, "s1"), Queued(runner_id=DEAD), fresh_id=True)
+            job = store.create(job_for(store, "s1", parent_job_id=parent), Queued(runner_id=DEAD), fresh_id=True)
             store.apply(job.job_id, Started(run_id="run"))
-        store.create(job_for(store, "s2"), Queued(), fresh_id=True)
         documents = store.documents("s1")
         page = documents.newest_page() if request.param == "the newest page" else documents.older_page(0)
         ids = [job.job_id for job in store.list("s1", limit=None)][::-1]
@@ -77,7 +81,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
         lost = lost[5:6]
         whole = page.lines[lost[0]]
         instead = whole.replace(b'"status":"', b'"status":"un')
-    home = Home(path, page.path, whole, instead, lost, [job_id for job_id in ids if job_id not in lost])
+    home = Home(path, page.path, whole, instead, lost, [job_id for job_id in ids if job_id not in lost], parent)
     assert len(lost) == {"a closed page": PAGE_ROWS, "the newest page": 3, "a row": 1}[request.param]
     home.spoil()
     yield home
@@ -144,6 +148,66 @@ def test_all_others_are_stopped(home: Home, store: GitJobStore) -> None:
         client.cancel_session("s1", "enough")
     client.close()
     assert all(store.get(job_id).terminal for job_id in home.readable)
+
+
+def test_all_others_under_a_job_are_listed_and_asked_to_stop(
+    home: Home, store: GitJobStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who cancels the job above them stops all that can be read (R6); what is not asked is logged, once."""
+    told: list[str] = []
+    found = store.list(
+        parent_job_id=home.parent, limit=None, on_damage=lambda session_id, error: told.append(str(error))
+    )
+    assert [job.job_id for job in found][::-1] == home.readable
+    assert len(told) == 1
+    with pytest.raises(errors.Damaged, match=re.escape(home.broken)):
+        store.list(parent_job_id=home.parent, limit=None)
+    client = JobClient(store)
+    assert client.cancel(home.parent, "enough").status is JobStatus.CANCELLED
+    client.close()
+    eventually(lambda: all(store.get(job_id).cancel_requested_at for job_id in home.readable))
+    said = [record.getMessage() for record in caplog.records if "asked to stop" in record.getMessage()]
+    assert len(said) == 1
+    assert home.broken in said[0]
+
+
+@pytest.mark.parametrize("by", ["a client", "a runner"])
+def test_all_others_are_stopped_where_a_message_is_damaged(tmp_path: Path, by: str) -> None:
+    """A job whose row is in order, but whose text cannot be read, keeps no other of its session from being stopped."""
+    with GitJobStore(tmp_path / "home", durability="relaxed") as store:
+        store.create_session("s1")
+        jobs = [store.create(job_for(store, "s1", "word " * size), Queued(runner_id=DEAD)) for size in (1, 9000, 1)]
+        store.session("s1").append("user", "word " * 20_000)
+        store.session("s1").append("user", "in the next segment")
+        path = tmp_path / "home" / "sessions" / "s1" / "repo" / "history" / "00" / "0000.jsonl"
+        data = path.read_bytes()
+        path.write_bytes(data[:-20])
+        git(*ME, "commit", "-qam", "by hand", cwd=path.parent)
+        with contextlib.ExitStack() as stack:
+            if by == "a client":
+                stopper: JobClient | JobRunner = stack.enter_context(JobClient(store))
+            else:
+                stopper = stack.enter_context(JobRunner(store, 1, lambda request, cancel_event: TurnResult()))
+            with pytest.raises(errors.Damaged, match=re.escape("history/00/0000.jsonl")):
+                stopper.cancel_session("s1", "enough")
+        ended = [store.documents("s1").job(job.job_id) for job in jobs]
+        assert [job is not None and job.terminal for job in ended] == [True, False, True]
+
+
+def test_a_session_that_cannot_be_read_is_told(home: Home) -> None:
+    """To `on_damage`, by whoever lists that session as by whoever lists all."""
+    head = home.path / "sessions" / "s1" / "repo" / ".git" / "HEAD"
+    text = head.read_bytes()
+    head.write_bytes(b"nothing of git's")
+    with GitJobStore(home.path, durability="relaxed") as store:
+        for session_id, status in itertools.product(("s1", None), (None, JobStatus.RUNNING)):
+            told: list[str] = []
+            found = store.list(session_id, status, on_damage=lambda session_id, error: told.append(session_id))  # noqa: B023
+            assert {job.parent_session_id for job in found} <= {"s2"}
+            assert told == ["s1"]
+            with pytest.raises(errors.Damaged, match="HEAD"):
+                store.list(session_id, status)
+    head.write_bytes(text)
 
 
 def test_a_request_from_elsewhere_is_seen(home: Home, caplog: pytest.LogCaptureFixture) -> None:
