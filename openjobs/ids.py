@@ -16,7 +16,8 @@ IdMaker = Callable[[], str]
 #: how many characters of an id people are shown
 SHORT = 8
 
-_SESSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
+SESSION_ID_CHARS = 64
+_SESSION = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{SESSION_ID_CHARS - 1}}}\Z")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z")
 #: what a caller may use as the id of a message: never empty, never a path, one line
 _NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,127}\Z")

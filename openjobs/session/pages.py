@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ..errors import Damaged
+from ..ids import SESSION_ID_CHARS
 from ..jobs import Job
 from . import blocks, rows, strict_json
 
@@ -18,6 +19,9 @@ OLDER = "jobs"
 #: a page is closed when it has this many rows or bytes, or a multiple of them (`blocks.scale`)
 PAGE_ROWS = 32
 PAGE_BYTES = 32 * 1024
+
+#: a session's name stands in a row as its own and as its caller's
+_NAMES_IN_A_ROW = 2
 
 _LINE = re.compile(rb'("([0-9A-Za-z_.:@-]+)":\{.*\})(,?)\Z')
 _STATUS = re.compile(rb'"status":"([a-z]+)"')
@@ -105,6 +109,11 @@ class Page:
         """Whether it is large enough to be closed as older page `number`."""
         scale = blocks.scale(number)
         return len(self.lines) >= scale * PAGE_ROWS or len(self.data) >= scale * PAGE_BYTES
+
+    def was_full(self, number: int) -> bool:
+        """Whether it may have been so when it was closed. Only an import under a shorter name makes rows smaller."""
+        most = len(self.data) + len(self.lines) * _NAMES_IN_A_ROW * (SESSION_ID_CHARS - 1)
+        return self.is_full(number) or most >= blocks.scale(number) * PAGE_BYTES
 
 
 def _join(lines: Mapping[str, bytes]) -> bytes:

@@ -162,7 +162,7 @@ def _check_pages(
             yield error.path or pages.NEWEST, str(error)
             continue
         yield from _check_page(page, rows, listed, counts)
-        if number is not None and not page.is_full(number):
+        if number is not None and not page.was_full(number):
             yield page.path, f"is closed with {len(page)} rows and {len(page.data)} bytes"
 
 

@@ -11,11 +11,13 @@ import pytest
 
 from openjobs import GitJobStore, JobRunner, JobStatus, SpawnRequest, TurnRequest, TurnResult, errors
 from openjobs.host.transfer import IMPORTED_JOB, export_session, import_session
+from openjobs.jobs import Cancelled, Queued
 from openjobs.processes import ProcessSupervisor, TaskClient, TaskStatus, run_directory
 from openjobs.runlog import RunLogReader
 from tests.support import git
 from tests.support.cli import Cli
 from tests.support.homes import SESSION, Filled, fill, until_running
+from tests.support.jobs import job_for
 from tests.support.polling import eventually
 
 
@@ -81,6 +83,25 @@ def test_what_came_in_goes_on(archive: Path, filled: tuple[Path, Filled], tmp_pa
         assert store.fsck(SESSION).clean
         assert git("status", "--porcelain", cwd=store.session_dir(SESSION) / "repo") == ""
         export_session(store, SESSION, tmp_path / "again")
+
+
+def test_pages_that_shrink_with_the_name_are_in_order(tmp_path: Path) -> None:
+    """Their rows have long texts, so each was closed for its bytes, and has fewer of them under a short name."""
+    name = "x" * 64
+    with (
+        GitJobStore(tmp_path / "before", durability="relaxed") as before,
+        GitJobStore(tmp_path / "after", durability="relaxed") as after,
+    ):
+        before.create_session(name)
+        while before.documents(name).older_pages() < 2:
+            job = before.create(job_for(before, name, "word " * 200), Queued(runner_id="r1"), fresh_id=True)
+            before.apply(job.job_id, Cancelled(event_id=before.new_id()))
+        export_session(before, name, tmp_path / "archive")
+        import_session(after, tmp_path / "archive", "s")
+        page = after.documents("s").older_page(0)
+        assert not page.is_full(0)
+        assert len(page) == len(before.documents(name).older_page(0))
+        assert after.fsck("s").clean
 
 
 def test_under_another_name_everything_names_the_new_session(archive: Path, tmp_path: Path) -> None:
