@@ -7,14 +7,15 @@ the home's index, and mended from the row, which alone says what the job is.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import attrs
 
-from ..errors import Damaged, RepositoryRefused, UnknownNode, UnknownSession
+from ..errors import Damaged, OpenJobsError, RepositoryRefused, UnknownNode, UnknownSession
 from ..ids import check_session_id, short
 from ..jobs import UNFINISHED, Job, JobStatus
 from ..repo import Change
@@ -49,33 +50,45 @@ def with_caller(store: JobStore, job: Job) -> Job:
 def called_jobs(store: JobStore, session_id: str, statuses: frozenset[JobStatus] | None) -> Iterator[Job]:
     """The jobs of other sessions that this one asked for, newest first within each, or of all.
 
-    Those that have not ended are found by what pages are tagged with, however many others there are. A session that
-    cannot be read hides no other; it is logged.
+    Those that have not ended are found by what pages are tagged with, however many others there are. What
+    cannot be read, a session, a page or a row, hides no other; it is logged.
     """
+    said: set[str] = set()
+
+    def say(target: str, error: OpenJobsError) -> None:
+        if str(error) not in said:  # all jobs of a page say the same
+            said.add(str(error))
+            log.warning("what session %s asked session %s for cannot be read: %s", session_id, target, error)
+
     entries = list(dict.fromkeys((e.session_id, e.job_id) for e in store.index.by_caller(session_id)))
     if statuses is not None and statuses <= UNFINISHED:
         for target in dict.fromkeys(target for target, _ in entries):
-            if (documents := _readable(store, session_id, target)) is not None:
-                yield from (job for job in documents.jobs_newest_first(statuses) if job.caller_session_id == session_id)
+            if (documents := _readable(store, target, say)) is not None:
+                readable = documents.jobs_newest_first(statuses, functools.partial(say, target))
+                yield from (job for job in readable if job.caller_session_id == session_id)
         return
     known: dict[str, Documents | None] = {}
     for target, job_id in reversed(entries):
         if target not in known:
-            known[target] = _readable(store, session_id, target)
+            known[target] = _readable(store, target, say)
         documents = known[target]
-        job = documents.job(job_id) if documents is not None else None
+        try:
+            job = documents.job(job_id) if documents is not None else None
+        except Damaged as error:
+            say(target, error)
+            continue
         if job is not None and (statuses is None or job.status in statuses):
             yield job
 
 
-def _readable(store: JobStore, session_id: str, target: str) -> Documents | None:
+def _readable(store: JobStore, target: str, say: Callable[[str, OpenJobsError], None]) -> Documents | None:
     try:
         documents = store.documents(target)
-        documents.newest_page()
+        documents.older_pages()
     except UnknownSession:
         return None
     except (Damaged, RepositoryRefused) as error:
-        log.warning("what session %s asked session %s for cannot be read: %s", session_id, target, error)
+        say(target, error)
         return None
     return documents
 

@@ -70,7 +70,11 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
         lease.release()
         parent = store.create(job_for(store, "s2"), Queued(), fresh_id=True).job_id
         for _ in range(2 * PAGE_ROWS + 3):
-            job = store.create(job_for(store, "s1", parent_job_id=parent), Queued(runner_id=DEAD), fresh_id=True)
+            job = store.create(
+                job_for(store, "s1", parent_job_id=parent, caller_session_id="s2"),
+                Queued(runner_id=DEAD),
+                fresh_id=True,
+            )
             store.apply(job.job_id, Started(run_id="run"))
         documents = store.documents("s1")
         page = documents.newest_page() if request.param == "the newest page" else documents.older_page(0)
@@ -192,6 +196,18 @@ def test_all_others_are_stopped_where_a_message_is_damaged(tmp_path: Path, by: s
                 stopper.cancel_session("s1", "enough")
         ended = [store.documents("s1").job(job.job_id) for job in jobs]
         assert [job is not None and job.terminal for job in ended] == [True, False, True]
+
+
+@pytest.mark.parametrize("status", [None, JobStatus.RUNNING])
+def test_all_others_are_seen_by_the_session_that_asked_for_them(
+    home: Home, store: GitJobStore, status: JobStatus | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which is in order itself; what it cannot see is logged, once."""
+    seen = [job.job_id for job in store.visible("s2", status, limit=None)]
+    assert seen[::-1] == [home.parent] * (status is None) + home.readable
+    said = [record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()]
+    assert len(said) == 1
+    assert home.broken in said[0]
 
 
 def test_a_session_that_cannot_be_read_is_told(home: Home) -> None:
