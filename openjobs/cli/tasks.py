@@ -27,6 +27,7 @@ from .text import age, duration, one_line, plural
 if TYPE_CHECKING:
     from ..host.launcher import Launcher
     from ..processes import ProcessSupervisor, Task
+    from ..processes.client import OnDamage
 
 TIMED_OUT_CODE = 124  #: as timeout(1) has it
 #: how long an interrupted command line waits for its command to end; one that ignores TERM is killed after 5 s
@@ -339,37 +340,37 @@ def ps_command(state: State, all_: bool, session: str | None, limit: int) -> int
     On a terminal a table; in a pipe one line each, separated by tabs: id, status, start (UTC), seconds
     it ran, exit (code, or name of a signal), session, command.
     """
-    found = _listed(state, all_, session)
+    damaged: list[tuple[str, str]] = []
+    found = _listed(state, all_, session, lambda session_id, error: damaged.append((session_id, str(error))))
     tasks = list(islice(found, limit + 1 if limit else None))
     more = bool(limit) and len(tasks) > limit
     tasks = tasks[:limit] if limit else tasks
     if state.json:
         output.json_value({"tasks": [shapes.task(task) for task in tasks], "more": more})
-        return exits.COMPLETED
-    tell(tasks, heading=True)
+    else:
+        tell(tasks, heading=True)
+        _say_more(tasks, more, all_)
+    for session_id, said in sorted(damaged):
+        output.note(f"session {session_id} is not listed whole: {one_line(said)}")
+    return exits.REFUSED if damaged else exits.COMPLETED
+
+
+def _say_more(tasks: Sequence[Task], more: bool, all_: bool) -> None:
     if not tasks and output.is_terminal(sys.stdout):
         output.hint("nothing runs" if not all_ else "no background commands yet; `openjobs run -- CMD` runs one")
     elif more and output.is_terminal(sys.stdout):
         output.hint(f"the newest {len(tasks):,}; `--limit 0` shows all")
-    return exits.COMPLETED
 
 
-def _listed(state: State, all_: bool, session: str | None) -> Iterator[Task]:
+def _listed(state: State, all_: bool, session: str | None, on_damage: OnDamage) -> Iterator[Task]:
     if session is not None:
         state.store.session(session)  # says which there are where this one is not
         found = iter(state.tasks.list(session))
     elif all_:
-        found = state.tasks.newest_first()
+        found = state.tasks.newest_first(on_damage)
     else:
-        found = iter(_running(state))
+        found = iter(state.tasks.running(on_damage))
     return (task for task in found if all_ or not task.terminal)
-
-
-def _running(state: State) -> list[Task]:
-    """From the sessions that live and dead workers have marked, so that no other journal is read."""
-    sessions = {path.name for path in (state.home / "active-tasks").glob("*/*")}
-    tasks = [state.tasks.shown(task) for name in sessions for task in state.tasks.journal(name).unfinished()]
-    return sorted(tasks, key=lambda task: task.created_at, reverse=True)
 
 
 def tell(tasks: Sequence[Task], *, heading: bool = False) -> None:

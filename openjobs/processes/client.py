@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import attrs
 from ..clock import Clock, SystemClock
 from ..durable import Disk
 from ..durable.lease import is_held
-from ..errors import AmbiguousId, Damaged, InvalidInput, InvalidTransition, UnknownTask
+from ..errors import AmbiguousId, Damaged, InvalidInput, InvalidTransition, OpenJobsError, UnknownTask
 from ..ids import check_session_id, is_prefix
 from ..store.index import Entry, FileIndex, key_of
 from ..store.reindex import lacking
@@ -27,12 +27,16 @@ from .journal import TaskJournal
 from .output import Output, read_output
 from .task import Fact, Task, after, end_of, lost
 
+#: where in the home the marks of live workers are: which sessions have tasks of theirs
+MARKS = "active-tasks"
 #: journals that are remembered; another one is read again when it is needed
 _JOURNALS = 256
 _CANDIDATES = 5
 _LOOK_S = (0.01, 0.25)
 
 Tasks = list[Task]
+#: told of a session that cannot be read whole
+OnDamage = Callable[[str, OpenJobsError | OSError], None]
 
 
 def run_directory(home: Path, session_id: str, run_id: str) -> Path:
@@ -118,13 +122,36 @@ class TaskClient:
         """The tasks of a session, newest first."""
         return [self.shown(task) for task in self.journal(session_id).tasks()]
 
-    def newest_first(self) -> Iterator[Task]:
-        """The tasks of all sessions."""
-        met = set()
+    def newest_first(self, on_damage: OnDamage | None = None) -> Iterator[Task]:
+        """The tasks of all sessions. What cannot be read raises; with `on_damage` that is told of it instead, once a
+        session, and all others follow."""
+        met, damaged = set(), set()
         for entry in self.index.newest_first():
-            if entry.job_id not in met and self._is_there(entry):
-                met.add(entry.job_id)
-                yield self.shown(self.journal(entry.session_id).get(entry.job_id))
+            if entry.job_id in met:
+                continue
+            try:
+                task = self.shown(self.journal(entry.session_id).get(entry.job_id))
+            except UnknownTask:
+                continue  # a hit in the index is only a hint, see `_is_there`
+            except (OpenJobsError, OSError) as error:
+                if on_damage is None:
+                    raise
+                if entry.session_id not in damaged:
+                    damaged.add(entry.session_id)
+                    on_damage(entry.session_id, error)
+                continue
+            met.add(entry.job_id)
+            yield task
+
+    def running(self, on_damage: OnDamage) -> Tasks:
+        """The unfinished tasks of the sessions that workers have marked, newest first; no other journal is read."""
+        found = []
+        for session_id in sorted({path.name for path in (self.home / MARKS).glob("*/*")}):
+            try:
+                found += [self.shown(task) for task in self.journal(session_id).unfinished()]
+            except (OpenJobsError, OSError) as error:
+                on_damage(session_id, error)
+        return sorted(found, key=lambda task: task.created_at, reverse=True)
 
     def run_dir(self, task: Task) -> Path:
         return run_directory(self.home, task.session_id, task.task_id)

@@ -40,7 +40,7 @@ from ..store.index import Entry, key_of
 from ..store.presence import FileActive, Held
 from . import layout, rundir
 from .attendant import OUTPUT_EVERY_S, Attendant, Live, Lives
-from .client import TaskClient, run_directory
+from .client import MARKS, TaskClient, run_directory
 from .facts import TaskFacts
 from .identity import System, this_system
 from .journal import TaskJournal, same_command
@@ -51,8 +51,6 @@ from .template import Request, Spill, Template, argv_of
 
 log = logging.getLogger(__name__)
 
-#: where the marks of live workers are: which sessions have tasks of theirs
-MARKS = "active-tasks"
 #: how long `close` waits for the trees of job-owned tasks
 _CLOSE_S = 8.0
 _RECOVER_S = 30.0

@@ -380,7 +380,7 @@ class Notices:
         home = self._store.home
         if home is None:
             return set()
-        from ..processes.supervisor import MARKS
+        from ..processes.client import MARKS
 
         found: set[str] = set()
         for marks in (FileActive(home, self._store.disk), FileActive(home, self._store.disk, MARKS)):

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from ..errors import Closed, OpenJobsError
@@ -71,7 +71,7 @@ class _ToCome:
                 del self._expected[identity]
 
 
-def _say_damage(session_id: str, error: OpenJobsError) -> None:
+def _say_damage(session_id: str, error: Exception) -> None:
     log.warning("session %s cannot be read whole: %s", session_id, error)
 
 
@@ -139,7 +139,7 @@ class Watcher:
         self._tasks_to_come.begin(self._tasks.index)
         room = max(self._feed.room - len(self._feed), self._feed.room // 10)
         found: list[Task] = []
-        for task in _contained(self._tasks.newest_first()):
+        for task in self._tasks.newest_first(_say_damage):
             if stop.is_set() or len(found) >= room:
                 break
             found.append(task)
@@ -266,10 +266,3 @@ class Watcher:
             log.debug("background command %s cannot be read: %s", task_id, error)
             return False
         return True
-
-
-def _contained(tasks: Iterator[Task]) -> Iterator[Task]:
-    try:
-        yield from tasks
-    except (OpenJobsError, OSError) as error:
-        log.warning("background commands cannot all be read: %s", error)

@@ -17,8 +17,8 @@ import pytest
 from openjobs.errors import Closed, NotFound, StoreWriteFailed
 from openjobs.processes import ProcessSupervisor, Task, TaskClient, TaskStatus, attendant, layout, rundir
 from openjobs.processes.attendant import Live
+from openjobs.processes.client import MARKS
 from openjobs.processes.identity import this_system
-from openjobs.processes.supervisor import MARKS
 from openjobs.processes.template import Run
 from openjobs.runlog import RunLogReader
 from openjobs.store import GitJobStore

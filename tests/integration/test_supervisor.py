@@ -29,8 +29,8 @@ from openjobs.errors import (
     UnknownTask,
 )
 from openjobs.processes import Fact, ProcessSupervisor, Task, TaskClient, TaskStatus, keeper_lives, this_system
+from openjobs.processes.client import MARKS
 from openjobs.processes.order import OrderEncoder
-from openjobs.processes.supervisor import MARKS
 from openjobs.processes.task import lost
 from openjobs.processes.tree import TASK_VARIABLE
 from openjobs.runlog import RunLogReader

@@ -27,9 +27,9 @@ from openjobs.processes import (
     run_directory,
     rundir,
 )
+from openjobs.processes.client import MARKS
 from openjobs.processes.identity import Identity, this_system
 from openjobs.processes.owned import JobTasks
-from openjobs.processes.supervisor import MARKS
 from openjobs.runlog import RunLogReader
 from openjobs.store import GitJobStore
 from openjobs.store.presence import JOB_TASKS, FileActive

@@ -32,8 +32,8 @@ from openjobs.processes import (
     run_command,
     run_directory,
 )
+from openjobs.processes.client import MARKS
 from openjobs.processes.identity import Identity, LinuxSystem, this_system
-from openjobs.processes.supervisor import MARKS
 from openjobs.processes.tree import TASK_VARIABLE
 from openjobs.runlog import RunLogReader
 from openjobs.store import GitJobStore

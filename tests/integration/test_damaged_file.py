@@ -1,0 +1,95 @@
+"""One damaged file of a home is named and left as it is, and hides nothing that is in order (R3)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+from openjobs import GitJobStore, JobRunner, TurnResult
+from openjobs.processes import ProcessSupervisor
+from tests.support.cli import Cli
+from tests.support.server import serving
+
+
+def cut(path: Path) -> None:
+    """Its first record lost its last bytes, and others follow it."""
+    data = path.read_bytes()
+    end = data.index(b"\n")
+    path.write_bytes(data[: end // 2] + data[end:])
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_link(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/no/such/place")
+
+
+@attrs.frozen
+class Home:
+    path: Path
+    #: of session s1, s2: one background command that runs, and one that has ended
+    running: list[str]
+    ended: list[str]
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "sessions" / "s1" / "tasks.jsonl"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    path = tmp_path / "home"
+    with GitJobStore(path, durability="relaxed") as store, ProcessSupervisor(store) as supervisor:
+        running, ended = [], []
+        for session_id in ("s1", "s2"):
+            store.create_session(session_id)
+            ended.append(supervisor.wait(supervisor.start(session_id, ["true"]).task_id, 20).task_id)
+            running.append(supervisor.start(session_id, ["sleep", "60"]).task_id)
+        journal = (path / "sessions" / "s1" / "tasks.jsonl").read_bytes()
+        yield Home(path, running, ended)
+        whole = path / "sessions" / "s1" / "tasks.jsonl"
+        if whole.is_dir():
+            whole.rmdir()
+        whole.unlink(missing_ok=True)
+        whole.write_bytes(journal)
+        whole.chmod(0o600)
+        for task_id in running:
+            supervisor.stop(task_id, grace_s=0)
+            supervisor.wait(task_id, 20)
+
+
+@pytest.mark.parametrize("spoil", [cut, a_pipe, a_directory, a_link])
+def test_a_journal_hides_no_other_sessions_commands(home: Home, spoil: Callable[[Path], None]) -> None:
+    """`ps` prints those of all other sessions, and names the journal once; exit code 6."""
+    spoil(home.journal)
+    for options, wanted in ((("-a",), {home.running[1], home.ended[1]}), ((), {home.running[1]})):
+        said = Cli(home.path).inside("ps", *options, code=6)
+        assert {line.split("\t")[0] for line in said.out.splitlines()} == wanted
+        assert said.err.count("session s1 is not listed whole") == 1
+        assert str(home.journal) in said.err
+
+
+def test_the_panel_shows_all_other_commands(home: Home) -> None:
+    """A server that starts on such a home."""
+    cut(home.journal)
+    with (
+        GitJobStore(home.path, durability="relaxed") as store,
+        JobRunner(store, 1, lambda request, cancel_event: TurnResult()) as runner,
+        serving(runner) as (client, app),
+    ):
+        assert app.feed.until_loaded(20)
+        shown = {row["id"] for row in client.get("/api/jobs?kind=process&limit=200")["tasks"]}
+        assert shown == {home.running[1], home.ended[1]}
