@@ -7,7 +7,10 @@ sees a lease that is not held although its owner lives. A lease is never unlinke
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import functools
+import logging
 import os
 import re
 from pathlib import Path
@@ -16,8 +19,12 @@ from ..errors import Bug
 from .disk import Disk
 from .lock import FileLock, is_locked, no_fork
 
+log = logging.getLogger(__name__)
+
 #: names that can be a lease's; whoever reads one from a row may be reading a stranger's text
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")
+#: how a look at something else in a lease's place fails: a link, a path through no directory, a socket
+_NO_LEASE = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO})
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -65,9 +72,24 @@ def is_held(directory: Path, name: str) -> bool:
     """Whether a live process holds that lease.
 
     A missing file means not held: its owner made it before anything could name it. A name that no
-    lease can have (a row may hold any text) is held by nobody.
+    lease can have (a row may hold any text) is held by nobody. One that cannot be looked at, since something
+    else stands there, is taken for held and named in the log: who may live is never taken for dead.
     """
-    return bool(_NAME.match(name)) and is_locked(directory / name)
+    if not _NAME.match(name):
+        return False
+    try:
+        return is_locked(directory / name)
+    except OSError as error:
+        if error.errno not in _NO_LEASE:
+            raise
+        _say_unknown(str(error))
+        return True
+
+
+@functools.cache
+def _say_unknown(error: str) -> None:
+    """Once: a list asks for the lease of every job in it."""
+    log.warning("whether the owner of a lease lives cannot be known, so its work is left as it is: %s", error)
 
 
 def remove_if_free(directory: Path, name: str, disk: Disk) -> bool:
