@@ -234,17 +234,29 @@ class State:
         return list(dict.fromkeys(self.resolve(prefix) for prefix in prefixes))
 
     def task_id(self, prefix: str) -> str | None:
-        """The one background command whose id begins so; None where a job is meant. Raises `AmbiguousId`."""
+        """The one background command whose id begins so; None where a job is meant. Raises `AmbiguousId`.
+
+        An index that is damaged hides nothing whose whole id the other one has.
+        """
         wanted = prefix.strip().lower()
-        if not (self.home / "index" / "tasks.jsonl").exists():
+        if not os.path.lexists(self.home / "index" / "tasks.jsonl"):
             return None
-        found = [entry.job_id for entry in self.tasks.matching(wanted)]
+        try:
+            found = [entry.job_id for entry in self.tasks.matching(wanted)]
+        except (OpenJobsError, OSError):
+            if any(entry.job_id == wanted for entry in self.store.index.by_id(wanted)):
+                return None
+            raise
         if not found:
             return None
         try:
             jobs = [self.store.resolve(wanted)]
         except NotFound as error:
             jobs = list(error.candidates) if isinstance(error, AmbiguousId) else []
+        except (OpenJobsError, OSError):
+            if wanted not in found:
+                raise
+            jobs = []
         if jobs or len(found) > 1:
             raise AmbiguousId(f"more than one id begins with {prefix!r}", candidates=[*jobs, *found])
         return found[0]

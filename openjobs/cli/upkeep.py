@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,7 @@ def _reindexed(state: State) -> tuple[int, bool]:
 
 
 def _has_tasks(state: State, session_id: str) -> bool:
-    return (state.home / "sessions" / session_id / "tasks.jsonl").exists()
+    return os.path.lexists(state.home / "sessions" / session_id / "tasks.jsonl")
 
 
 def _recovered_tasks(state: State) -> list[Task]:

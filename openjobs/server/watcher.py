@@ -101,7 +101,12 @@ class Watcher:
         for entry in entries[: self._feed.room]:
             wanted[entry.session_id] = wanted.get(entry.session_id, 0) + 1
         self._load_jobs({session_id: min(number, _FIRST) for session_id, number in wanted.items()}, stop)
-        self._load_tasks(stop)
+        try:
+            self._load_tasks(stop)
+        except (OpenJobsError, OSError) as error:
+            if isinstance(error, Closed):
+                raise
+            log.warning("background commands cannot be read: %s", error)
         begun()
         self._load_jobs({session_id: number for session_id, number in wanted.items() if number > _FIRST}, stop)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import stat
 import threading
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
@@ -20,6 +21,7 @@ import attrs
 import orjson
 
 from ..durable import Disk, FileLock
+from ..errors import FileRefused
 from ..repo import RepositoryBusy
 
 
@@ -250,11 +252,17 @@ class FileIndex:
             end = start
 
     def _mapping(self) -> mmap.mmap | None:
-        """The file as it is now. Holds the lock."""
+        """The file as it is now. Holds the lock. Raises `FileRefused` for anything else in its place: a pipe, or a
+        link to nothing, would be read as an index of nothing."""
         try:
-            size = os.stat(self._path).st_size
+            found = os.lstat(self._path)
         except FileNotFoundError:
             return None
+        if not stat.S_ISREG(found.st_mode):
+            raise FileRefused(
+                f"{self._path} was refused and left as it was: it is not a regular file", path=str(self._path)
+            )
+        size = found.st_size
         if self._map is None or size != self._mapped_bytes:
             self._unmap()
             if size:

@@ -10,8 +10,10 @@ import attrs
 import pytest
 
 from openjobs import GitJobStore, JobRunner, TurnResult
+from openjobs.jobs import Queued, Started
 from openjobs.processes import ProcessSupervisor
 from tests.support.cli import Cli
+from tests.support.jobs import job_for
 from tests.support.server import serving
 
 
@@ -93,3 +95,58 @@ def test_the_panel_shows_all_other_commands(home: Home) -> None:
         assert app.feed.until_loaded(20)
         shown = {row["id"] for row in client.get("/api/jobs?kind=process&limit=200")["tasks"]}
         assert shown == {home.running[1], home.ended[1]}
+
+
+@pytest.mark.parametrize("spoil", [a_pipe, a_directory, a_link])
+def test_something_else_in_an_indexs_place_is_no_empty_index(home: Home, spoil: Callable[[Path], None]) -> None:
+    """Lists and what looks for an id name it, exit code 6; what the other index has by its whole id is there."""
+    cli = Cli(home.path)
+    job_id = cli.inside("--json", "agent", "--agent", "echo", "--session", "s2", "hello").json["job_id"]
+    for name, listing, hidden, other in (
+        ("tasks", ["ps", "-a"], home.ended[1], job_id),
+        ("jobs", ["list"], job_id, home.ended[1]),
+    ):
+        index = home.path / "index" / f"{name}.jsonl"
+        whole = index.read_bytes()
+        spoil(index)
+        for command in (listing, ["show", hidden], ["show", other[:8]]):
+            assert str(index) in cli.inside(*command, code=6).err
+        assert other in cli.inside("show", other).out
+        cli.inside("stop", other)
+        if index.is_dir():
+            index.rmdir()
+        index.unlink(missing_ok=True)
+        index.write_bytes(whole)
+        assert hidden in cli.inside(*listing).out
+
+
+def test_a_journal_that_is_a_link_to_nothing_is_found(home: Home) -> None:
+    """By `fsck` and `recover`: it is not taken for a session without background commands."""
+    a_link(home.journal)
+    cli = Cli(home.path)
+    assert str(home.journal) in cli.inside("fsck", "s1", code=6).out
+    assert str(home.journal) in cli.inside("recover", code=6).err
+    assert home.journal.is_symlink()
+
+
+def test_a_lease_that_cannot_be_looked_at_leaves_its_jobs_and_hides_no_other(home: Home) -> None:
+    """Its owner may live, so its job stays as it is; all are listed, and those of the dead are recovered (R5)."""
+    with GitJobStore(home.path, durability="relaxed") as store:
+        jobs = {}
+        for session_id in ("s1", "s2"):
+            lease = store.leases.acquire(f"runner-{session_id}")
+            store.active.mark(f"runner-{session_id}", session_id)
+            lease.release()
+            job = store.create(job_for(store, session_id), Queued(runner_id=f"runner-{session_id}"), fresh_id=True)
+            jobs[session_id] = store.apply(job.job_id, Started(run_id="run")).job_id
+    broken = home.path / "leases" / "runner-s1"
+    a_link(broken)
+    cli = Cli(home.path)
+    recovered = cli.inside("recover")
+    assert [line.split("\t")[0] for line in recovered.out.splitlines()] == [jobs["s2"]]
+    assert recovered.err.count(str(broken)) == 1
+    listed = {line.split("\t")[0]: line.split("\t")[1] for line in cli.inside("list").out.splitlines()}
+    assert listed == {jobs["s1"]: "running", jobs["s2"]: "errored"}
+    assert broken.is_symlink()
+    broken.unlink()
+    assert jobs["s1"] in cli.inside("recover").out
