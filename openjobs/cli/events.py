@@ -201,16 +201,19 @@ class _Logs:
         return sorted({*self._places, *(name for name in names if is_session_id(name))})
 
     def _read(self, session_id: str) -> Iterator[Fact]:
-        log = FileFactLog(self._path(session_id))
-        state = log.state()
-        if state == self._states.get(session_id, _NEVER) or session_id in self.damaged:
+        if session_id in self.damaged:
             return
+        log = FileFactLog(self._path(session_id))
+        state: object = None
         try:
+            state = log.state()
+            if state == self._states.get(session_id, _NEVER):
+                return
             for fact in log.read(self._places.get(session_id, self._wanted.after)):
                 self._places[session_id] = fact.cursor
                 if self._wanted.holds(fact):
                     yield fact
-        except (CursorLost, Damaged, FileRefused) as error:
+        except (CursorLost, Damaged, FileRefused, OSError) as error:
             if isinstance(error, CursorLost) and self._wanted.session is not None:
                 raise
             self.damaged[session_id] = error

@@ -119,12 +119,12 @@ class GitJobStore(JobStore):
 
     def has_session(self, session_id: str) -> bool:
         try:
-            found = os.stat(f"{self._sessions}/{check_session_id(session_id)}/repo")
+            os.lstat(f"{self._sessions}/{check_session_id(session_id)}/repo")
         except OSError as error:
             if error.errno in _NOT_THERE:
                 return False
             raise
-        return stat.S_ISDIR(found.st_mode)
+        return True  # whatever it is: what is no repository is refused with its place by who opens it
 
 
 def _make_home(path: Path, disk: Disk) -> None:
