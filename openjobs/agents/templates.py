@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,10 @@ def read_templates(path: Path) -> dict[str, CommandTemplate]:
     import tomllib  # late: most commands never read the file
 
     try:
-        with path.open("rb") as file:
+        # A pipe is not waited for.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidConfiguration(f"{path}: not a regular file", path=str(path))
             raw = file.read(CONFIG_LIMIT_BYTES + 1)
     except FileNotFoundError:
         return {}

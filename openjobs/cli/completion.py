@@ -7,6 +7,7 @@ makes nothing, and is silent about everything that is wrong.
 from __future__ import annotations
 
 import mmap
+import os
 import re
 from itertools import islice
 from pathlib import Path
@@ -70,7 +71,8 @@ def job_ids(state: State, incomplete: str) -> list[CompletionItem[str]]:
 def _take_ids(path: Path, beginning: str, found: dict[str, None]) -> None:
     needle = b'{"j":"' + beginning.encode()
     most = len(found) + OFFERED
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # waits for no pipe
+    with os.fdopen(fd, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
         at = len(data)
         while len(found) < most and (at := data.rfind(needle, 0, at)) >= 0:
             if (line := _LINE.match(data, at)) is not None:

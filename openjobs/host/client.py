@@ -471,7 +471,7 @@ def _open_log(home: Path) -> Any:
     with contextlib.suppress(FileNotFoundError):
         if path.lstat().st_size > _LOG_LIMIT_BYTES:
             os.replace(path, home / f"{LOG}.1")
-    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = Disk().open_append(path)
     try:
         yield fd
     finally:
@@ -479,8 +479,10 @@ def _open_log(home: Path) -> Any:
 
 
 def _log_tail(home: Path) -> str:
+    from ..repo.files import read_file  # late: only who failed to reach a host asks
+
     try:
-        lines = (home / LOG).read_text(errors="replace")[-2000:].strip().splitlines()
+        lines = read_file(str(home / LOG)).decode(errors="replace")[-2000:].strip().splitlines()
     except OSError:
         lines = []
     return lines[-1] if lines else "it said nothing"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from ..durable import Disk
 from ..errors import Damaged
-from .files import read_file
+from .files import open_file, read_file
 from .locks import create_lock
 from .objects import ObjectStore, PackFile
 from .packdir import PackDirectory, is_whole
@@ -133,7 +133,7 @@ class _Plan:
                     yield head + raw[start:stop]
                 continue
             left = pack.size_bytes() - PACK_HEADER_BYTES - 20
-            with open(pack.base + ".pack", "rb") as file:
+            with os.fdopen(open_file(pack.base + ".pack"), "rb") as file:
                 file.seek(PACK_HEADER_BYTES)
                 while left > 0 and (block := file.read(min(left, 1 << 20))):
                     left -= len(block)

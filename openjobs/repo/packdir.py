@@ -23,7 +23,7 @@ import attrs
 
 from ..durable import Disk
 from ..errors import Damaged
-from .files import lstat, read_file
+from .files import lstat, open_file, read_file
 from .objects import KEEP_MODE, KEEP_TEXT, REPACKED_TEXT, ObjectStore, PackFile
 from .packs import EncodedPack, Entry, RollingPack, encode_index
 from .scratch import Scratch
@@ -258,7 +258,7 @@ def is_whole(pack: PackFile) -> bool:
 def checksum_fits(path: str) -> bool:
     """Whether a file's last 20 bytes are the checksum of what comes before them. Raises OSError."""
     digest, left = hashlib.sha1(), os.stat(path).st_size - 20
-    with open(path, "rb") as file:
+    with os.fdopen(open_file(path), "rb") as file:
         while left > 0 and (block := file.read(min(left, 1 << 20))):
             digest.update(block)
             left -= len(block)

@@ -27,6 +27,7 @@ from ..errors import InvalidConfiguration, NotFound, OpenJobsError
 from ..host.client import HOST_LOCK, connect
 from ..host.launcher import Launcher
 from ..host.process import open_host, sign
+from ..repo.files import read_file
 from ..runner import JobClient
 from ..store import GitJobStore
 from .app import STATIC, App
@@ -111,7 +112,7 @@ def _about(home: Path) -> dict[str, Any] | None:
     if not is_locked(home / LOCK):
         return None
     try:
-        found = json.loads((home / ABOUT).read_bytes())
+        found = json.loads(read_file(str(home / ABOUT)))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -21,7 +21,10 @@ from pathlib import Path
 
 from ..errors import Damaged
 from ..repo import View
+from ..repo.files import read_file
 
+#: a pipe in the file's place is not waited for
+APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _HEADER = struct.Struct(">4sIIII20s")  # magic, number, count, tag count, crc32 of keys and tags, version
 _MAGIC = b"ojc1"
 KEY_BYTES = 8
@@ -170,7 +173,7 @@ class Catalog:
             _MAGIC, number, len(keys) // KEY_BYTES, len(tags), zlib.crc32(body), bytes.fromhex(version or "00" * 20)
         )
         try:
-            fd = os.open(self._file, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(self._file, APPEND, 0o600)
             try:
                 os.write(fd, record + body)
             finally:
@@ -186,7 +189,7 @@ class Catalog:
     def _load(self) -> None:
         assert self._file is not None
         try:
-            data = self._file.read_bytes()
+            data = read_file(os.fspath(self._file))
         except OSError:
             return
         at = 0

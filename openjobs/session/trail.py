@@ -11,7 +11,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from .catalog import KEY_BYTES, key
+from ..repo.files import read_file
+from .catalog import APPEND, KEY_BYTES, key
 
 _COMMIT_BYTES = 20
 _RECORD_BYTES = KEY_BYTES + _COMMIT_BYTES
@@ -29,7 +30,7 @@ class Trail:
         if self._file is None or not data:
             return
         try:
-            fd = os.open(self._file, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(self._file, APPEND, 0o600)
             try:
                 if os.fstat(fd).st_size % _RECORD_BYTES:
                     os.ftruncate(fd, 0)  # torn by a crash: begun anew, older jobs are found in the log
@@ -44,7 +45,7 @@ class Trail:
         if self._file is None:
             return []
         try:
-            data = self._file.read_bytes()
+            data = read_file(os.fspath(self._file))
         except OSError:
             return []
         wanted, found, at = key(job_id), [], -1

@@ -13,6 +13,7 @@ from openjobs import GitJobStore, JobRunner, TurnResult
 from openjobs.jobs import Queued, Started
 from openjobs.processes import ProcessSupervisor
 from tests.support.cli import Cli
+from tests.support.homes import fill
 from tests.support.jobs import job_for
 from tests.support.server import serving
 
@@ -150,3 +151,68 @@ def test_a_lease_that_cannot_be_looked_at_leaves_its_jobs_and_hides_no_other(hom
     assert broken.is_symlink()
     broken.unlink()
     assert jobs["s1"] in cli.inside("recover").out
+
+
+PIPES = {
+    ".git/openjobs/commits": (["history", "JOB"], ["agent", "--agent", "echo", "--session", "s1", "hello"]),
+    ".git/openjobs/nodes.catalog": (["agent", "--agent", "echo", "--session", "s1", "hello"],),
+    "a pack's index": (["gc", "s1"],),
+    "config.toml": (["agent", "--agent", "mine", "hello"], ["list"]),
+}
+
+
+@pytest.mark.parametrize("where", PIPES)
+def test_no_pipe_is_waited_for(tmp_path: Path, where: str) -> None:
+    """In the place of any file that is read: what cannot go on without it is refused, all else goes on."""
+    home = tmp_path / "home"
+    filled = fill(home, many=34, session_id="s1")
+    repo = home / "sessions" / "s1" / "repo"
+    place = home / where if where == "config.toml" else repo / where
+    if where == "a pack's index":
+        place = min((repo / ".git" / "objects" / "pack").glob("*.idx"), key=lambda path: path.stat().st_mtime)
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    for command in PIPES[where]:
+        ended = Cli(home).run(*(filled.jobs["completed"] if one == "JOB" else one for one in command), code=None)
+        assert ended.code in (0, 1, 2, 6), ended.err
+        assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("spoil", [a_pipe, a_link])
+def test_a_session_whose_repository_is_something_else_is_not_left_out_unsaid(
+    home: Home, spoil: Callable[[Path], None]
+) -> None:
+    """It is listed among the sessions with what is wrong, and named by whatever looks at all of them."""
+    cli = Cli(home.path)
+    job_id = cli.inside("--json", "agent", "--agent", "echo", "--session", "s2", "hello").json["job_id"]
+    cli.inside("agent", "--agent", "echo", "--session", "s1", "hello")
+    repo = home.path / "sessions" / "s1" / "repo"
+    repo.rename(home.path / "kept")
+    repo.touch()
+    spoil(repo)
+    try:
+        sessions = {one["session_id"]: one["error"] for one in cli.inside("--json", "sessions").json["sessions"]}
+        assert sessions.keys() == {"s1", "s2"}
+        assert str(repo) in sessions["s1"]
+        listed = cli.inside("list", code=6)
+        assert [line.split("\t")[0] for line in listed.out.splitlines()] == [job_id]
+        assert str(repo) in listed.err
+        assert str(repo) in cli.inside("fsck", code=6).out
+        assert str(repo) in cli.inside("recover", code=6).err
+    finally:
+        repo.unlink()
+        (home.path / "kept").rename(repo)
+
+
+def test_facts_of_other_sessions_are_shown(home: Home) -> None:
+    """Where a session's directory has become something else."""
+    session = home.path / "sessions" / "s1"
+    session.rename(home.path / "kept")
+    session.touch()
+    try:
+        said = Cli(home.path).inside("events", code=6)
+        assert {line.split("\t")[2] for line in said.out.splitlines()} == {home.running[1], home.ended[1]}
+        assert "s1" in said.err
+    finally:
+        session.unlink()
+        (home.path / "kept").rename(session)
