@@ -94,6 +94,9 @@ class Order:
         stdout, stderr = _HEADER.unpack(os.pread(self._fd, _HEADER.size, block * BLOCK))
         if max(stdout, stderr) > _MAX_BYTES:
             raise ValueError(f"block {block} of the order of output begins beyond any file")
+        if block == 0 and (stdout or stderr):
+            # Believed, every place before it would have the same bytes, and who copies all would never end.
+            raise ValueError("the order of output does not begin at 0")
         return stdout, stderr
 
     def _entries(self, block: int) -> Iterator[tuple[int, int]]:

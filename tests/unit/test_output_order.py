@@ -89,3 +89,14 @@ def test_a_place_in_a_long_order_costs_a_few_blocks(tmp_path: Path, monkeypatch:
     with opened(tmp_path / "order", data) as order:
         assert list(order.chunks(999_999)) == [(1, 499_999, 1)]
     assert reads <= 12
+
+
+def test_an_order_that_begins_elsewhere_is_refused(tmp_path: Path) -> None:
+    """Whoever copies all of it from offset to offset would get the same bytes for ever."""
+    data = encoded([(1, 4), (0, 4)])
+    for at in (3, 12):
+        with opened(tmp_path / "order", data[:at] + b"\x01" + data[at + 1 :]) as order:
+            with pytest.raises(ValueError, match="begin at 0"):
+                order.total()
+            with pytest.raises(ValueError, match="begin at 0"):
+                list(order.chunks(0))
