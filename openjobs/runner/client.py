@@ -93,12 +93,18 @@ class JobClient:
         found = read()
         return read() if self._mended(found) else found
 
-    def visible(self, session_id: str, status: Statuses | None = None, limit: int | None = 50) -> Jobs:
+    def visible(
+        self,
+        session_id: str,
+        status: Statuses | None = None,
+        limit: int | None = 50,
+        on_damage: Callable[[str, OpenJobsError], None] | None = None,
+    ) -> Jobs:
         """The jobs that a session may see and stop, newest first: its own, and those that it asked for in others
-        (spec 003, D6). Raises `UnknownSession`."""
+        (spec 003, D6). Raises `UnknownSession`, and what cannot be read, or tells that to `on_damage`."""
         self._check()
-        found = self.store.visible(session_id, status, limit)
-        return self.store.visible(session_id, status, limit) if self._mended(found) else found
+        found = self.store.visible(session_id, status, limit, on_damage)
+        return self.store.visible(session_id, status, limit, on_damage) if self._mended(found) else found
 
     # --- waiting ---
 

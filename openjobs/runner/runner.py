@@ -354,11 +354,18 @@ class JobRunner:
             own = {job.job_id: self._roster.jobs.get(job.job_id) for job in found if not job.terminal}
             return [_shown(live, job) if (live := own.get(job.job_id)) is not None else job for job in found]
 
-    def visible(self, session_id: str, status: Statuses | None = None, limit: int | None = 50) -> Jobs:
+    def visible(
+        self,
+        session_id: str,
+        status: Statuses | None = None,
+        limit: int | None = 50,
+        on_damage: Callable[[str, OpenJobsError], None] | None = None,
+    ) -> Jobs:
         """The jobs that a session may see and stop, newest first: its own, and those that it asked for in others
-        (spec 003, D6). For one job there is `Job.owned_by`. Raises `UnknownSession`."""
+        (spec 003, D6). For one job there is `Job.owned_by`. Raises `UnknownSession`, and what cannot be read, or
+        tells that to `on_damage`."""
         self._check()
-        found = self._client.visible(session_id, status, limit)
+        found = self._client.visible(session_id, status, limit, on_damage)
         with self._roster.lock:
             own = {job.job_id: self._roster.jobs.get(job.job_id) for job in found if not job.terminal}
             return [_shown(live, job) if (live := own.get(job.job_id)) is not None else job for job in found]

@@ -529,9 +529,11 @@ class JobStore(ABC):
         session_id: str,
         status: JobStatus | str | Collection[JobStatus | str] | None = None,
         limit: int | None = 50,
+        on_damage: Callable[[str, OpenJobsError], None] | None = None,
     ) -> Jobs:
-        """The jobs that a session may see, newest first: its own, and those that it asked for in others (D6)."""
-        found = self.list(session_id, status, limit=limit)
+        """The jobs that a session may see, newest first: its own, and those that it asked for in others (D6).
+        What of its own cannot be read raises, or is told to `on_damage`, as with `list`."""
+        found = self.list(session_id, status, limit=limit, on_damage=on_damage)
         at_most = None if limit is None else max(limit, 0)
         found += itertools.islice(called_jobs(self, session_id, _statuses(status)), at_most)
         found.sort(key=lambda job: job.created_at, reverse=True)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AmbiguousId, NotFound, UnknownJob
+from ..errors import AmbiguousId, Damaged, FileRefused, NotFound, OpenJobsError, UnknownJob
 from ..ids import is_prefix
 from ..jobs import TERMINAL, UNFINISHED, Job
 from . import texts
@@ -49,18 +49,34 @@ class Finder:
                 f"{given!r} is the beginning of more than one id; give more of it:\n{texts.table(rows)}",
                 candidates=[row["job_id"] for row in rows],
             )
-        rows = self.rows(_NAMED)[:_NAMED]
+        rows = self._readable(_NAMED, (), [])[:_NAMED]
         there = f"there are:\n{texts.table(rows)}" if rows else "there are none yet"
         raise UnknownJob(f"there is no job {given!r} here; {there}", candidates=[row["job_id"] for row in rows])
 
     def rows(self, ended: int, own: Collection[str] = ()) -> Rows:
         """What has not ended (the newest hundred of it) and the newest `ended` of the rest, newest first; `own` as in
-        `shown`. Jobs and commands count apart."""
-        jobs = self._runner.visible(self._session_id, UNFINISHED, limit=_UNFINISHED)
-        jobs += self._runner.visible(self._session_id, TERMINAL, limit=ended)
+        `shown`. Jobs and commands count apart. Raises `Damaged`, with all that can be read in its text."""
+        damage: list[OpenJobsError] = []
+        rows = self._readable(ended, own, damage)
+        if damage:
+            said = "\n".join(dict.fromkeys(map(str, damage)))
+            rest = f"what can be read:\n{texts.table(rows)}" if rows else "nothing else is there"
+            raise Damaged(f"not all can be listed: {said}\n{rest}", path=getattr(damage[0], "path", ""))
+        return rows
+
+    def _readable(self, ended: int, own: Collection[str], damage: list[OpenJobsError]) -> Rows:
+        def tell(session_id: str, error: OpenJobsError) -> None:
+            damage.append(error)
+
+        jobs = self._runner.visible(self._session_id, UNFINISHED, limit=_UNFINISHED, on_damage=tell)
+        jobs += self._runner.visible(self._session_id, TERMINAL, limit=ended, on_damage=tell)
         found: list[Job | Task] = list({job.job_id: job for job in jobs}.values())
         if self._processes is not None:
-            tasks = self._processes.list(self._session_id)
+            tasks: list[Task] = []
+            try:
+                tasks = self._processes.list(self._session_id)
+            except (Damaged, FileRefused) as error:
+                damage.append(error)
             found += list(islice((task for task in tasks if not task.terminal), _UNFINISHED))
             found += list(islice((task for task in tasks if task.terminal), ended))
         return self.shown(sorted(found, key=lambda each: each.created_at, reverse=True), own)

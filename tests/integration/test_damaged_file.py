@@ -12,6 +12,8 @@ import pytest
 from openjobs import GitJobStore, JobRunner, TurnResult
 from openjobs.jobs import Queued, Started
 from openjobs.processes import ProcessSupervisor
+from openjobs.tools import AgentTools, ToolText
+from tests.support import git
 from tests.support.cli import Cli
 from tests.support.homes import fill
 from tests.support.jobs import job_for
@@ -216,3 +218,34 @@ def test_facts_of_other_sessions_are_shown(home: Home) -> None:
     finally:
         session.unlink()
         (home.path / "kept").rename(session)
+
+
+def test_the_list_of_an_agents_tools_shows_all_that_can_be_read(tmp_path: Path) -> None:
+    """And names what cannot be: it is an error with everything else in its text, whatever file is damaged."""
+    path = tmp_path / "home"
+    filled = fill(path, many=34, session_id="s1")
+    session = path / "sessions" / "s1"
+
+    def listed() -> ToolText:
+        with (
+            GitJobStore(path, durability="relaxed") as store,
+            JobRunner(store, 1, lambda request, cancel_event: TurnResult()) as runner,
+            ProcessSupervisor(store) as supervisor,
+        ):
+            return AgentTools(runner, "s1", processes=supervisor).call("list_jobs", {})
+
+    journal = (session / "tasks.jsonl").read_bytes()
+    cut(session / "tasks.jsonl")
+    said = listed()
+    assert said.is_error
+    assert "tasks.jsonl" in said
+    assert filled.jobs["command"][:8] in said
+    (session / "tasks.jsonl").write_bytes(journal)
+    page = session / "repo" / "jobs" / "00" / "0000.json"
+    page.write_bytes(page.read_bytes()[:1000])
+    git("-c", "user.name=me", "-c", "user.email=me@localhost", "commit", "-qam", "by hand", cwd=session / "repo")
+    said = listed()
+    assert said.is_error
+    assert "jobs/00/0000.json" in said
+    assert filled.jobs["command"][:8] in said
+    assert filled.tasks["failed"][:8] in said
