@@ -10,8 +10,9 @@ import attrs
 import pytest
 
 from openjobs import GitJobStore, JobRunner, TurnResult
-from openjobs.jobs import Queued, Started
+from openjobs.jobs import JobStatus, Queued, Started
 from openjobs.processes import ProcessSupervisor
+from openjobs.session.pages import PAGE_ROWS
 from openjobs.tools import AgentTools, ToolText
 from tests.support import git
 from tests.support.cli import Cli
@@ -249,3 +250,27 @@ def test_the_list_of_an_agents_tools_shows_all_that_can_be_read(tmp_path: Path) 
     assert "jobs/00/0000.json" in said
     assert filled.jobs["command"][:8] in said
     assert filled.tasks["failed"][:8] in said
+
+
+@pytest.mark.parametrize("status", [None, JobStatus.QUEUED])
+def test_damage_in_another_session_hides_nothing_that_was_asked_for(
+    tmp_path: Path, status: JobStatus | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session sees its own jobs, and those it asked for elsewhere as far as they can be read."""
+    with GitJobStore(tmp_path / "home", durability="relaxed") as store:
+        for session_id in ("caller", "other"):
+            store.create_session(session_id)
+        asked = [
+            store.create(job_for(store, "other", caller_session_id="caller"), Queued()).job_id
+            for _ in range(PAGE_ROWS + 2)
+        ]
+        own = store.create(job_for(store, "caller"), Queued()).job_id
+        page = store.documents("other").older_page(0)
+        lost = set(page.lines)
+        repo = tmp_path / "home" / "sessions" / "other" / "repo"
+        (repo / page.path).write_bytes(page.data[:1000])
+        git("-c", "user.name=me", "-c", "user.email=me@localhost", "commit", "-qam", "by hand", cwd=repo)
+        seen = {job.job_id for job in store.visible("caller", status, limit=None)}
+        assert seen == {own, *asked} - lost
+        assert len(lost) == PAGE_ROWS
+        assert sum(page.path in record.getMessage() for record in caplog.records) == 1
