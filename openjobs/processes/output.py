@@ -128,6 +128,8 @@ class Streams:
         at = offset
         if self._fds[2] >= 0:
             order = Order(self._fds[2])
+            if self.final and any(said > there for said, there in zip(order.ends(), self._ends, strict=True)):
+                raise ValueError("it says that more was written than there is")  # else the rest would be left out
             for index, start, length in order.chunks(offset):
                 yield index, start, length
                 at += length

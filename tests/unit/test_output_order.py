@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from openjobs.errors import Damaged
+from openjobs.processes import layout, read_output
 from openjobs.processes.order import BLOCK, Order, OrderEncoder
 
 CHUNKS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 70_000)), max_size=40).flatmap(
@@ -100,3 +102,13 @@ def test_an_order_that_begins_elsewhere_is_refused(tmp_path: Path) -> None:
                 order.total()
             with pytest.raises(ValueError, match="begin at 0"):
                 list(order.chunks(0))
+
+
+def test_an_order_that_says_more_than_there_is_leaves_nothing_out_unsaid(tmp_path: Path) -> None:
+    """Both streams are still read by themselves; a mixed text that cannot be made whole is refused."""
+    for name, data in ((layout.STDOUT, b"one\n"), (layout.STDERR, b"two\n"), (layout.KEEPER, b"{}\n{}\n")):
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / layout.ORDER).write_bytes(encoded([(1, 600), (0, 4), (1, 4)]))
+    with pytest.raises(Damaged, match="more was written"):
+        read_output(tmp_path)
+    assert [read_output(tmp_path, name).data for name in ("stdout", "stderr")] == [b"one\n", b"two\n"]
