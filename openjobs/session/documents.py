@@ -479,7 +479,7 @@ def _raise(error: Damaged) -> None:
 
 
 def _last_number(view: View, directory: str, number_of: Callable[[str], int | None]) -> int:
-    """The highest block number below `directory`, -1 where there is none. By number: 10000 comes before 9999 by name."""
+    """The highest block number below `directory`, -1 where there is none. By name 10000 comes before 9999."""
     for sub in sorted(view.names(directory), key=lambda name: (len(name), name), reverse=True):
         numbers = [number for name in view.names(f"{directory}/{sub}") if (number := number_of(name)) is not None]
         if numbers:
