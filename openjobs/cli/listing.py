@@ -11,6 +11,7 @@ import click
 
 from ..jobs import TERMINAL, UNFINISHED, Job, JobStatus
 from . import exits, output, shapes, table
+from .damage import Unread
 from .options import JOB_ID, SESSION_ID, command, limit_option
 from .state import State
 from .text import short_id
@@ -60,12 +61,8 @@ def list_command(
             _watch(state, wanted, limit)
         except KeyboardInterrupt:  # the way to end it, nothing to complain about
             return exits.INTERRUPTED
-    damaged: list[tuple[str, str]] = []
-    jobs = state.client.list(
-        **wanted,
-        limit=limit + 1 if limit else None,
-        on_damage=lambda session_id, error: damaged.append((session_id, str(error))),
-    )
+    unread = Unread()
+    jobs = state.client.list(**wanted, limit=limit + 1 if limit else None, on_damage=unread)
     more = bool(limit) and len(jobs) > limit
     jobs = jobs[:limit] if limit else jobs
     if state.json:
@@ -73,9 +70,7 @@ def list_command(
     else:
         print_jobs(state, jobs)
         _say_more(state, jobs, more, bool(session or status or parent or before))
-    for session_id, error in sorted(set(damaged)):
-        output.note(f"session {session_id} is not listed whole: {error}")
-    return exits.REFUSED if damaged else exits.COMPLETED
+    return unread.say()
 
 
 def print_jobs(state: State, jobs: list[Job]) -> None:

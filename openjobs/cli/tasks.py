@@ -19,6 +19,7 @@ from ..clock import to_text
 from ..errors import OpenJobsError, UnknownTask
 from ..ids import check_session_id, new_id
 from . import exits, output, shapes, table
+from .damage import Unread
 from .interrupts import handing_over, how_to_stop
 from .options import KEPT_SECONDS, SESSION_ID, WORDS, command, limit_option
 from .state import DEFAULT_SESSION, State
@@ -340,8 +341,8 @@ def ps_command(state: State, all_: bool, session: str | None, limit: int) -> int
     On a terminal a table; in a pipe one line each, separated by tabs: id, status, start (UTC), seconds
     it ran, exit (code, or name of a signal), session, command.
     """
-    damaged: list[tuple[str, str]] = []
-    found = _listed(state, all_, session, lambda session_id, error: damaged.append((session_id, str(error))))
+    unread = Unread()
+    found = _listed(state, all_, session, unread)
     tasks = list(islice(found, limit + 1 if limit else None))
     more = bool(limit) and len(tasks) > limit
     tasks = tasks[:limit] if limit else tasks
@@ -350,9 +351,7 @@ def ps_command(state: State, all_: bool, session: str | None, limit: int) -> int
     else:
         tell(tasks, heading=True)
         _say_more(tasks, more, all_)
-    for session_id, said in sorted(damaged):
-        output.note(f"session {session_id} is not listed whole: {one_line(said)}")
-    return exits.REFUSED if damaged else exits.COMPLETED
+    return unread.say()
 
 
 def _say_more(tasks: Sequence[Task], more: bool, all_: bool) -> None:

@@ -479,7 +479,7 @@ def _open_log(home: Path) -> Any:
 
 
 def _log_tail(home: Path) -> str:
-    from ..repo.files import read_file  # late: only who failed to reach a host asks
+    from ..durable.files import read_file  # late: only who failed to reach a host asks
 
     try:
         lines = read_file(str(home / LOG)).decode(errors="replace")[-2000:].strip().splitlines()

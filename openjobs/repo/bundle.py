@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Protocol
 
 from ..durable import Disk
+from ..durable.files import open_file
 from ..errors import Damaged, InvalidInput, RepositoryRefused
 from .create import make_skeleton, write_work_tree
 from .draft import AUTHOR
-from .files import open_file
 from .heal import Listing
 from .objects import ObjectStore, PackFile
 from .packdir import PackDirectory

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..durable import is_locked
+from ..durable.files import lstat, open_file, read_file
 from ..errors import Damaged, OpenJobsError
 from .draft import AUTHOR
-from .files import lstat, open_file, read_file
 from .heal import Listing, list_files
 from .index import Index, entry_sha
 from .locks import is_ours

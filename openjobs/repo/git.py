@@ -34,6 +34,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ..durable import Disk, FileLock
+from ..durable.files import lstat
 from ..errors import Damaged, NotFound, OpenJobsError, OutcomeUnknown, RepositoryRefused, StoreWriteFailed
 from . import maintain, refuse
 from .base import (
@@ -47,7 +48,6 @@ from .base import (
     View,
 )
 from .draft import AUTHOR, Draft, FileState, Head
-from .files import lstat
 from .heal import mend_files
 from .index import Index, Signature, entry_matches, entry_sha, make_entry, mode_of, signature
 from .locks import create_lock, is_ours

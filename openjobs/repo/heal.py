@@ -6,7 +6,7 @@ person staged or edited stays as it is; an edited file is moved aside when its p
 
 from __future__ import annotations
 
-from .files import lstat
+from ..durable.files import lstat
 from .index import Index, entry_matches, entry_sha, make_entry
 from .objects import ObjectStore
 from .trees import DIRECTORY, EXECUTABLE, FILE

@@ -12,8 +12,8 @@ import stat
 import struct
 from collections.abc import Mapping
 
+from ..durable.files import read_file
 from ..errors import Damaged, RepositoryRefused
-from .files import read_file
 from .packs import read_offset
 from .trees import EXECUTABLE, FILE, LINK
 

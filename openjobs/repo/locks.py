@@ -13,8 +13,8 @@ import os
 import stat
 
 from ..durable import Disk
+from ..durable.files import lstat
 from .base import RepositoryBusy
-from .files import lstat
 
 LOCK_MODE = 0o400
 _LONGEST_TEXT = 256

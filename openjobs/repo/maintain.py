@@ -14,8 +14,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 
 from ..durable import Disk
+from ..durable.files import open_file, read_file
 from ..errors import Damaged
-from .files import open_file, read_file
 from .locks import create_lock
 from .objects import ObjectStore, PackFile
 from .packdir import PackDirectory, is_whole

@@ -21,8 +21,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..durable.files import open_file, open_sized, read_all, read_file
 from ..errors import Damaged
-from .files import open_file, open_sized, read_all, read_file
 from .packs import (
     BLOB,
     COMMIT,

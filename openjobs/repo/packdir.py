@@ -22,8 +22,8 @@ from pathlib import Path
 import attrs
 
 from ..durable import Disk
+from ..durable.files import lstat, open_file, read_file
 from ..errors import Damaged
-from .files import lstat, open_file, read_file
 from .objects import KEEP_MODE, KEEP_TEXT, REPACKED_TEXT, ObjectStore, PackFile
 from .packs import EncodedPack, Entry, RollingPack, encode_index
 from .scratch import Scratch

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import re
 
+from ..durable.files import read_file
 from ..errors import Damaged, RepositoryRefused
-from .files import read_file
 
 _HEX = re.compile(rb"[0-9a-f]{40}\Z")
 _BRANCH = re.compile(

@@ -10,8 +10,8 @@ import stat
 from io import BytesIO
 from pathlib import Path
 
+from ..durable.files import lstat, read_file
 from ..errors import RepositoryRefused
-from .files import lstat, read_file
 from .refs import read_branch, read_ref
 
 #: places that must be real directories: a link would let content lead us out of the session

@@ -30,8 +30,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
+from ..durable.files import open_file, read_file
 from ..errors import Damaged
-from .files import open_file, read_file
 from .objects import ObjectStore, PackFile
 from .packdir import PackDirectory, checksum_fits, is_whole
 from .packs import (

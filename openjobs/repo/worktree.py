@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..durable import Disk
-from .files import lstat, read_file
+from ..durable.files import lstat, read_file
 from .index import entry_matches, entry_sha, mode_of
 from .packs import BLOB, object_id
 from .scratch import Scratch

@@ -5,6 +5,7 @@ Source: spec 003, D5 and scenario D; R6.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -12,10 +13,10 @@ from concurrent.futures import Future
 
 import attrs
 
-from ..errors import Damaged
 from ..ids import IdMaker, short
 from ..jobs import Cancelled, CancelRequested, Errored, Event, Job
 from ..store import JobStore
+from ..store.damage import once
 from .client import under
 from .heads import Heads, Watch
 from .live import LiveJob, Phase, Roster
@@ -207,7 +208,12 @@ class Requests:
         self._canceller = canceller
         self._lock = threading.Lock()
         self._watches: dict[str, Watch] = {}
-        self._said: set[str] = set()
+        #: once, though every change of the session leads to another look
+        self._say_damage = once(
+            lambda session_id, error: log.warning(
+                "session %s: requests to jobs that stand there are not seen: %s", session_id, error
+            )
+        )
 
     def expect(self, session_id: str) -> None:
         """Called after a job of the session is in the roster."""
@@ -227,13 +233,7 @@ class Requests:
                     self._heads.stop(watch)
                 return
         if changed:
-            self.act_upon(self._store.unfinished(session_id, self._say_damage))
-
-    def _say_damage(self, error: Damaged) -> None:
-        """Once, though every change of the session leads to another look."""
-        if str(error) not in self._said:
-            self._said.add(str(error))
-            log.warning("requests to jobs that stand there are not seen: %s", error)
+            self.act_upon(self._store.unfinished(session_id, functools.partial(self._say_damage, session_id)))
 
     def act_upon(self, rows: Iterable[Job]) -> None:
         for row in rows:

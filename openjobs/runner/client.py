@@ -17,6 +17,7 @@ from ..clock import Clock
 from ..errors import Closed, Damaged, ForkedProcess, InvalidTransition, OpenJobsError, RepositoryRefused
 from ..jobs import Cancelled, CancelRequested, Job, JobStatus
 from ..store import JobStore
+from ..store.damage import OnDamage, once
 from .heads import Heads, Watch
 from .recovery import Recovery
 from .timers import Timers
@@ -75,7 +76,7 @@ class JobClient:
         parent_msg_id: str | None = None,
         limit: int | None = 50,
         before: str | None = None,
-        on_damage: Callable[[str, OpenJobsError], None] | None = None,
+        on_damage: OnDamage | None = None,
     ) -> Jobs:
         """Jobs, newest first, with their texts as lists show them (`get` has them whole). No session is all;
         what cannot be read raises, or is told to `on_damage`, with its session."""
@@ -94,11 +95,7 @@ class JobClient:
         return read() if self._mended(found) else found
 
     def visible(
-        self,
-        session_id: str,
-        status: Statuses | None = None,
-        limit: int | None = 50,
-        on_damage: Callable[[str, OpenJobsError], None] | None = None,
+        self, session_id: str, status: Statuses | None = None, limit: int | None = 50, on_damage: OnDamage | None = None
     ) -> Jobs:
         """The jobs that a session may see and stop, newest first: its own, and those that it asked for in others
         (spec 003, D6). Raises `UnknownSession`, and what cannot be read, or tells that to `on_damage`."""
@@ -169,16 +166,7 @@ class JobClient:
         """Ask for the end of every unfinished job of a session, and their descendants. Raises `Damaged` for what
         cannot be read, after all others were asked."""
         self._check()
-        damage: list[Damaged] = []
-        asked: Jobs = []
-        for job in self.store.unfinished(session_id, damage.append):
-            try:
-                asked.append(self.cancel(job.job_id, reason))
-            except Damaged as error:
-                damage.append(error)
-        if damage:
-            raise damage[0]
-        return asked
+        return cancel_unfinished(self.store, session_id, lambda job_id: self.cancel(job_id, reason))
 
     def ask_to_stop(self, job_id: str, reason: str | None) -> Job:
         """One job that is not this process's own."""
@@ -202,26 +190,23 @@ class JobClient:
         `own` is told of each first, and answers True for one that needs no request: the caller's own. One that
         cannot be read is logged and keeps no other from being asked.
         """
-
         requests: Requests = []
-        damage: set[str] = set()
 
-        def note(session_id: str, error: OpenJobsError) -> None:
-            damage.add(str(error))
+        @once
+        def say(session_id: str, error: OpenJobsError) -> None:
+            log.warning("not all jobs under %s were asked to stop: %s", job.job_id, error)
 
         around = [job.job_id]
         while around:
-            below = [child for parent in around for child in self.store.children(parent, note)]
+            below = [child for parent in around for child in self.store.children(parent, say)]
             for child in below:
                 try:
                     if not own(child) and _can_be_asked(self.store.get(child)):
                         request = CancelRequested(reason=under(job, reason))
                         requests.append(self.store.apply_later(child, request, keep=True))
                 except (Damaged, RepositoryRefused) as error:
-                    damage.add(str(error))
+                    say(job.parent_session_id, error)
             around = below
-        for text in sorted(damage):
-            log.warning("not all jobs under %s were asked to stop: %s", job.job_id, text)
         return requests
 
     # --- the rest ---
@@ -284,6 +269,24 @@ class ClientWait:
 
     def answers(self) -> Jobs:
         return answers(self._ids, self._waiter, self._client.get)
+
+
+def cancel_unfinished(
+    store: JobStore, session_id: str, cancel: Callable[[str], Job], but: Collection[str] = ()
+) -> Jobs:
+    """`cancel` each unfinished job of a session but these. Raises `Damaged` for what cannot be read, after all
+    others were asked."""
+    damage: list[Damaged] = []
+    asked: Jobs = []
+    for job in store.unfinished(session_id, damage.append):
+        if job.job_id not in but:
+            try:
+                asked.append(cancel(job.job_id))
+            except Damaged as error:
+                damage.append(error)
+    if damage:
+        raise damage[0]
+    return asked
 
 
 def answers(ids: Sequence[str], waiter: Waiter, get: Callable[[str], Job]) -> Jobs:

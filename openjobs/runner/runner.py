@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ..clock import Clock
-from ..errors import Closed, Damaged, ForkedProcess, JobExists, OpenJobsError, StoreWriteFailed
+from ..errors import Closed, ForkedProcess, JobExists, OpenJobsError, StoreWriteFailed
 from ..facts import Recorder
 from ..ids import IdMaker, short
 from ..jobs import UNFINISHED, ContextMode, Job, JobStatus, SpawnRequest, SyncFn
 from ..store import JobStore
+from ..store.damage import OnDamage
 from ..store.presence import Held
 from .admission import ProfileSource, function_for
 from .cancel import Canceller, Requests, StuckThread
-from .client import JobClient, Statuses, under
+from .client import JobClient, Statuses, cancel_unfinished, under
 from .closing import SHUTDOWN_S, at_exit, end_all, forget_exit
 from .config import workers_from
 from .ending import Ended, Ending, EndStep
@@ -349,23 +350,19 @@ class JobRunner:
     ) -> Jobs:
         """Jobs, newest first, with their texts as lists show them (`get` has them whole). No session is all."""
         self._check()
-        found = self._client.list(session_id, status, parent_job_id, parent_msg_id, limit, before)
-        with self._roster.lock:
-            own = {job.job_id: self._roster.jobs.get(job.job_id) for job in found if not job.terminal}
-            return [_shown(live, job) if (live := own.get(job.job_id)) is not None else job for job in found]
+        return self._as_they_stand(self._client.list(session_id, status, parent_job_id, parent_msg_id, limit, before))
 
     def visible(
-        self,
-        session_id: str,
-        status: Statuses | None = None,
-        limit: int | None = 50,
-        on_damage: Callable[[str, OpenJobsError], None] | None = None,
+        self, session_id: str, status: Statuses | None = None, limit: int | None = 50, on_damage: OnDamage | None = None
     ) -> Jobs:
         """The jobs that a session may see and stop, newest first: its own, and those that it asked for in others
         (spec 003, D6). For one job there is `Job.owned_by`. Raises `UnknownSession`, and what cannot be read, or
         tells that to `on_damage`."""
         self._check()
-        found = self._client.visible(session_id, status, limit, on_damage)
+        return self._as_they_stand(self._client.visible(session_id, status, limit, on_damage))
+
+    def _as_they_stand(self, found: Jobs) -> Jobs:
+        """With what is known here of this runner's own, and not yet in the store."""
         with self._roster.lock:
             own = {job.job_id: self._roster.jobs.get(job.job_id) for job in found if not job.terminal}
             return [_shown(live, job) if (live := own.get(job.job_id)) is not None else job for job in found]
@@ -442,16 +439,7 @@ class JobRunner:
             own = list(self._roster.by_session.get(session_id, ()))
         stopped = self._cancel_own(own, reason)
         done = {job.job_id for job in stopped}
-        damage: list[Damaged] = []
-        others = [job.job_id for job in self.store.unfinished(session_id, damage.append) if job.job_id not in done]
-        for job_id in others:
-            try:
-                stopped.append(self.cancel(job_id, reason))
-            except Damaged as error:
-                damage.append(error)
-        if damage:
-            raise damage[0]
-        return stopped
+        return stopped + cancel_unfinished(self.store, session_id, lambda job_id: self.cancel(job_id, reason), done)
 
     def _cancel_own(self, lives: Sequence[LiveJob], reason: str | None) -> Jobs:
         """All are decided before any commit is waited for."""

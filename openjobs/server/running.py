@@ -22,12 +22,12 @@ import attrs
 
 from .._version import __version__
 from ..durable import Disk, FileLock
+from ..durable.files import read_file
 from ..durable.lock import is_locked
 from ..errors import InvalidConfiguration, NotFound, OpenJobsError
 from ..host.client import HOST_LOCK, connect
 from ..host.launcher import Launcher
 from ..host.process import open_host, sign
-from ..repo.files import read_file
 from ..runner import JobClient
 from ..store import GitJobStore
 from .app import STATIC, App

@@ -6,6 +6,7 @@ session that has unfinished jobs, the journal of each session that has unfinishe
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import threading
@@ -16,6 +17,7 @@ from typing import Protocol
 from ..errors import Closed, OpenJobsError
 from ..jobs import Job
 from ..processes.task import Task
+from ..store.damage import once
 from ..store.index import Index
 from .backend import Backend
 from .rows import JOB, PROCESS
@@ -123,14 +125,10 @@ class Watcher:
     def _session(self, session_id: str, number: int) -> list[Job]:
         try:
             # The index may know some that were never committed: then this is a few more than needed.
-            damaged: set[str] = set()
-            found = self._store.list(
-                session_id=session_id, limit=number, on_damage=lambda _, error: damaged.add(str(error))
-            )
+            say = once(_say_damage)
+            found = self._store.list(session_id=session_id, limit=number, on_damage=say)
             known = {job.job_id for job in found}
-            unfinished = self._store.unfinished(session_id, lambda error: damaged.add(str(error)))
-            for text in sorted(damaged):
-                log.warning("session %s cannot be read whole: %s", session_id, text)
+            unfinished = self._store.unfinished(session_id, functools.partial(say, session_id))
             return [*reversed(found), *(job for job in unfinished if job.job_id not in known)]
         except (OpenJobsError, OSError) as error:
             if isinstance(error, Closed):

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
+from ..durable.files import read_file
 from ..errors import Damaged
 from ..repo import View
-from ..repo.files import read_file
 
 #: a pipe in the file's place is not waited for
 APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

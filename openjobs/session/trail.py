@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..repo.files import read_file
+from ..durable.files import read_file
 from .catalog import APPEND, KEY_BYTES, key
 
 _COMMIT_BYTES = 20

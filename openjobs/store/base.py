@@ -30,7 +30,6 @@ from ..errors import (
     InvalidInput,
     JobExists,
     NotFound,
-    OpenJobsError,
     RepositoryRefused,
     UnknownJob,
     UnknownNode,
@@ -44,6 +43,7 @@ from ..session import Documents, Memory, Meta, Node, meta
 from ..session.trail import Trail
 from .change import JobChange, job_changed, job_created, refuse_again, refuse_child_of
 from .committer import GAP_S, Committer, Operation
+from .damage import OnDamage, once, raised
 from .fsck import Report, check_session
 from .index import Entry, Index
 from .mirror import called_jobs, mirror_later, with_caller
@@ -80,8 +80,6 @@ T = TypeVar("T")
 Jobs = list[Job]
 _Ids = list[str]
 _Transitions = list[Transition]
-#: told of what cannot be read, and of the session it is in
-_OnDamage = Callable[[str, OpenJobsError], None]
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -494,7 +492,7 @@ class JobStore(ABC):
         parent_msg_id: str | None = None,
         limit: int | None = 50,
         before: str | None = None,
-        on_damage: _OnDamage | None = None,
+        on_damage: OnDamage | None = None,
     ) -> Jobs:
         """Jobs, newest first, with their texts as rows hold them (see `get` for whole ones).
 
@@ -508,7 +506,7 @@ class JobStore(ABC):
         if limit is not None and limit <= 0:
             return found
         past = before is None
-        tell = _raise if on_damage is None else _once(on_damage)
+        tell = raised if on_damage is None else once(on_damage)
         for job in self._candidates(session_id, statuses, parent_job_id, before, tell):
             if not past:
                 past = job.job_id == before
@@ -529,7 +527,7 @@ class JobStore(ABC):
         session_id: str,
         status: JobStatus | str | Collection[JobStatus | str] | None = None,
         limit: int | None = 50,
-        on_damage: Callable[[str, OpenJobsError], None] | None = None,
+        on_damage: OnDamage | None = None,
     ) -> Jobs:
         """The jobs that a session may see, newest first: its own, and those that it asked for in others (D6).
         What of its own cannot be read raises, or is told to `on_damage`, as with `list`."""
@@ -539,7 +537,7 @@ class JobStore(ABC):
         found.sort(key=lambda job: job.created_at, reverse=True)
         return found[:at_most]
 
-    def children(self, job_id: str, on_damage: _OnDamage | None = None) -> _Ids:
+    def children(self, job_id: str, on_damage: OnDamage | None = None) -> _Ids:
         """Ids of the jobs that were submitted under it, oldest first. What cannot be read raises, or is told to
         `on_damage`, with its session."""
         found: dict[str, None] = {}
@@ -548,7 +546,7 @@ class JobStore(ABC):
                 if self._is_there(entry):
                     found[entry.job_id] = None
             except (Damaged, RepositoryRefused) as error:
-                (on_damage or _raise)(entry.session_id, error)
+                (on_damage or raised)(entry.session_id, error)
         return list(found)
 
     def unfinished(self, session_id: str, on_damage: Callable[[Damaged], object] | None = None) -> Jobs:
@@ -598,9 +596,7 @@ class JobStore(ABC):
             raise self._unknown_session(session_id)
         return check_session(self, session_id)
 
-    def reindex(
-        self, session_id: str | None = None, *, on_damage: Callable[[str, OpenJobsError], None] | None = None
-    ) -> int:
+    def reindex(self, session_id: str | None = None, *, on_damage: OnDamage | None = None) -> int:
         """Put back what the home's index lacks of the rows of one session, or of all; how many jobs it lacked.
 
         Durable when it returns, and idempotent; may run beside writers. Rows that can be read are put back also
@@ -778,7 +774,7 @@ class JobStore(ABC):
         statuses: frozenset[JobStatus] | None,
         parent_job_id: str | None,
         before: str | None,
-        tell: _OnDamage,
+        tell: OnDamage,
     ) -> Iterator[Job]:
         if parent_job_id is not None and before is None:
             for job_id in reversed(self.children(parent_job_id, tell)):
@@ -800,7 +796,7 @@ class JobStore(ABC):
             few = statuses is not None and statuses <= UNFINISHED and before is None
             yield from self._of_all_sessions(statuses if few else None, tell)
 
-    def _of_all_sessions(self, few: frozenset[JobStatus] | None, tell: _OnDamage) -> Iterator[Job]:
+    def _of_all_sessions(self, few: frozenset[JobStatus] | None, tell: OnDamage) -> Iterator[Job]:
         """Jobs of the whole home, newest first. `few` are statuses that few jobs have: one look at each
         session finds them all, without reading the others' rows."""
         sessions: dict[str, Documents | dict[str, Job] | None] = {}
@@ -852,22 +848,6 @@ class JobStore(ABC):
                 break
         hint = f"; the newest are {', '.join(candidates)}" if candidates else "; there are no jobs yet"
         return UnknownJob(f"there is no job {job_id!r}{hint}", candidates=candidates)
-
-
-def _raise(session_id: str, error: OpenJobsError) -> None:
-    raise error
-
-
-def _once(on_damage: _OnDamage) -> _OnDamage:
-    """All jobs of a page that cannot be read say the same."""
-    told: set[tuple[str, str]] = set()
-
-    def tell(session_id: str, error: OpenJobsError) -> None:
-        if (session_id, str(error)) not in told:
-            told.add((session_id, str(error)))
-            on_damage(session_id, error)
-
-    return tell
 
 
 def _close_page(documents: Documents) -> Change | None:

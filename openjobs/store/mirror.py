@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from ..ids import check_session_id, short
 from ..jobs import UNFINISHED, Job, JobStatus
 from ..repo import Change
 from ..session import Documents, cards
+from .damage import OnDamage, once
 
 if TYPE_CHECKING:
     from .base import JobStore
@@ -53,12 +54,10 @@ def called_jobs(store: JobStore, session_id: str, statuses: frozenset[JobStatus]
     Those that have not ended are found by what pages are tagged with, however many others there are. What
     cannot be read, a session, a page or a row, hides no other; it is logged.
     """
-    said: set[str] = set()
 
+    @once
     def say(target: str, error: OpenJobsError) -> None:
-        if str(error) not in said:  # all jobs of a page say the same
-            said.add(str(error))
-            log.warning("what session %s asked session %s for cannot be read: %s", session_id, target, error)
+        log.warning("what session %s asked session %s for cannot be read: %s", session_id, target, error)
 
     entries = list(dict.fromkeys((e.session_id, e.job_id) for e in store.index.by_caller(session_id)))
     if statuses is not None and statuses <= UNFINISHED:
@@ -81,7 +80,7 @@ def called_jobs(store: JobStore, session_id: str, statuses: frozenset[JobStatus]
             yield job
 
 
-def _readable(store: JobStore, target: str, say: Callable[[str, OpenJobsError], None]) -> Documents | None:
+def _readable(store: JobStore, target: str, say: OnDamage) -> Documents | None:
     try:
         documents = store.documents(target)
         documents.older_pages()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ..errors import Damaged, OpenJobsError, RepositoryRefused, StoreWriteFailed, UnknownSession
 from ..jobs import Job
+from .damage import OnDamage
 from .index import Entry, Index, key_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def put_back(index: Index, dated: Iterable[Dated]) -> int:
     return len(entries)
 
 
-def reindex(store: JobStore, session_ids: Iterable[str], on_damage: Callable[[str, OpenJobsError], None] | None) -> int:
+def reindex(store: JobStore, session_ids: Iterable[str], on_damage: OnDamage | None) -> int:
     """As `JobStore.reindex`."""
     lost: list[Dated] = []
     failed: list[OpenJobsError] = []
