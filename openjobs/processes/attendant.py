@@ -434,8 +434,8 @@ class Attendant:
             return False
         try:
             return self._take(live)
-        except Damaged:
-            if not _is_unreadable(live):
+        except Damaged as error:
+            if not _is_of_exit(error, live):
                 raise
             # It is moved aside, and what it said is lost; a keeper that lives after all will write its own.
             return self._settle(live)
@@ -444,7 +444,7 @@ class Attendant:
         try:
             more = live.tail.step()
         except (Damaged, Refused) as error:
-            if isinstance(error, _PASSING) or (isinstance(error, Damaged) and _is_unreadable(live)):
+            if isinstance(error, _PASSING) or _is_of_exit(error, live):
                 raise
             return self._without_log(live, error)
         self._rest_others(live)
@@ -562,13 +562,9 @@ class Attendant:
                 self._over(one, False, False)
 
 
-def _is_unreadable(live: Live) -> bool:
-    """Whether its exit record is what is damaged, and not its log."""
-    try:
-        rundir.read_exit(live.run_dir)
-    except Damaged:
-        return True
-    return False
+def _is_of_exit(error: Exception, live: Live) -> bool:
+    """Whether its exit record is what is damaged, and not its log. The error says so; by now another may stand there."""
+    return isinstance(error, Damaged) and error.path == str(live.run_dir / layout.EXIT)
 
 
 def _size(path: Path) -> int:

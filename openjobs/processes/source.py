@@ -63,10 +63,12 @@ class KeeperSource:
             os.close(fd)
 
     def _look(self) -> SourceStatus | None:
+        # The order matters: a keeper may write its record and leave between two looks.
+        lives = rundir.keeper_lives(self._run_dir)
         try:
             record = rundir.read_exit(self._run_dir)
         except Damaged:
-            if rundir.keeper_lives(self._run_dir):
+            if lives:
                 return None  # it puts its own in the place
             raise
         if record is not None:
@@ -77,7 +79,7 @@ class KeeperSource:
                 stderr_bytes=record.stderr_bytes,
                 outcome=record.stopped_by if number is None else f"{record.stopped_by} {number}",
             )
-        if not rundir.is_lost(self._run_dir) or rundir.keeper_lives(self._run_dir):
+        if lives or not rundir.is_lost(self._run_dir):
             return None
         with Streams(self._run_dir) as streams:
             return SourceStatus(

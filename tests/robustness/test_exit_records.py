@@ -198,6 +198,55 @@ def test_what_stands_there_while_a_keeper_lives_is_its_to_replace(
     assert not (run_dir(store, task) / UNREADABLE).exists()
 
 
+@pytest.mark.parametrize("where", ["as it is read", "as its damage is told"])
+def test_a_keeper_that_puts_its_own_in_the_place_while_we_look_is_believed(
+    where: str, supervisor: ProcessSupervisor, store: GitJobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. What cannot be read is read. 2. The keeper writes its record and leaves. 3. We ask what is damaged: nothing
+    any more, and above all not the log."""
+    task = supervisor.start("s", UNTIL_GO + "echo late; exit 6", env=ENV)
+    live = supervisor._attendant.find(task.task_id)
+    assert live is not None
+    raced = threading.Event()
+
+    def race() -> None:
+        if not raced.is_set():
+            go(store)
+            eventually(lambda: not rundir.keeper_lives(run_dir(store, task)), BOUND_S)
+            raced.set()
+
+    read_exit, step = rundir.read_exit, live.tail.step
+
+    def read(path: Path) -> rundir.ExitRecord | None:
+        try:
+            return read_exit(path)
+        except Damaged:
+            race()
+            raise
+
+    def told() -> bool:
+        more = step()
+        if not raced.is_set():
+            with pytest.raises(Damaged) as caught:
+                read_exit(run_dir(store, task))
+            race()
+            raise caught.value
+        return more
+
+    if where == "as it is read":
+        monkeypatch.setattr(rundir, "read_exit", read)
+    else:
+        monkeypatch.setattr(live.tail, "step", told)
+    (run_dir(store, task) / layout.EXIT).write_text("not a record")
+    supervisor._attendant._tell(lambda: supervisor._attendant._want(live))
+    ended = supervisor.wait(task.task_id, BOUND_S)
+    assert raced.is_set()
+    assert (ended.status, ended.exit_code) == (TaskStatus.FAILED, 6)
+    eventually(lambda: supervisor.running == 0)
+    assert completion(store, task) == ("failed", b"late\n")
+    assert not (run_dir(store, task) / UNREADABLE).exists()
+
+
 def test_an_end_that_the_worker_heard_of_is_known_whatever_became_of_the_record(
     supervisor: ProcessSupervisor, store: GitJobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
