@@ -563,7 +563,7 @@ class Attendant:
 
 
 def _is_of_exit(error: Exception, live: Live) -> bool:
-    """Whether its exit record is what is damaged, and not its log. The error says so; by now another may stand there."""
+    """Whether its exit record is what is damaged, and not its log. The error knows; by now another may stand there."""
     return isinstance(error, Damaged) and error.path == str(live.run_dir / layout.EXIT)
 
 
