@@ -142,7 +142,7 @@ def _in_background(state: State, wanted: _Wanted) -> int:
             output.line(job_id)
             output.hint(f"runs in the background; `{state.prog} output {short_id(job_id)} --wait` prints its result")
     except KeyboardInterrupt:
-        return handing_over(state, "job", job_id, lambda job_id: state.client.get(job_id))
+        return handing_over(state, "job", job_id, lambda job_id: state.client.outcome(job_id))
     return exits.COMPLETED
 
 
@@ -173,7 +173,7 @@ def _handed_over(state: State, host: HostClient, request: SpawnRequest) -> Job:
     except (Closed, HostUnavailable, OutcomeUnknown):
         # It left at this very moment. The job's id is ours, so asking the next one is safe.
         answer = spawn(state.home, request, environ=os.environ, create_session=True)
-    return state.client.get(answer["job_id"])
+    return state.client.outcome(answer["job_id"])
 
 
 @attrs.define

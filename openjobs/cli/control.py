@@ -70,7 +70,7 @@ def _wait(state: State, ids: list[str], any_: bool, timeout: float | None) -> li
     """The jobs in the order given, as they stand at the end; each is told as it ends."""
     started = time.monotonic()
     end = None if timeout is None else started + timeout
-    latest = {job_id: state.client.get(job_id) for job_id in ids}
+    latest = {job_id: state.client.outcome(job_id) for job_id in ids}
     told: set[str] = set()
     while True:
         ended = [job for job in latest.values() if job.terminal and job.job_id not in told]
@@ -135,7 +135,7 @@ def stop_command(state: State, ids: tuple[str, ...], reason: str | None) -> int:
     tasks = _stop_tasks(state, task_ids, reason)
     stopped = []
     for job_id in wanted:
-        was = state.client.get(job_id)
+        was = state.client.outcome(job_id)
         job = was if was.terminal else state.client.cancel(job_id, reason=reason)
         stopped.append(job)
         if not state.json:

@@ -78,7 +78,7 @@ def find(state: State, prefix: str) -> Found:
     }
     index = state.job_index
     for entry in (*index.by_id(wanted), *index.by_run(wanted)):
-        run_id = entry.run_id or state.store.get(entry.job_id).run_id
+        run_id = entry.run_id or state.store.row(entry.job_id).run_id
         if run_id is not None:
             found[entry.job_id] = Found(
                 owner_id=entry.job_id, session_id=entry.session_id, run_id=run_id, is_task=False
@@ -116,13 +116,13 @@ class _Owner:
         if self._found.is_task:
             task = self._state.tasks.journal(self._found.session_id).get(self._found.owner_id)
             return not self._state.tasks.is_orphan(task)
-        job = self._state.store.get(self._found.owner_id)
+        job = self._state.store.row(self._found.owner_id)
         return job.runner_id is not None and self._state.store.leases.is_held(job.runner_id)
 
     def has_ended(self) -> bool:
         if self._found.is_task:
             return self._state.tasks.journal(self._found.session_id).get(self._found.owner_id).terminal
-        return self._state.store.get(self._found.owner_id).terminal
+        return self._state.store.row(self._found.owner_id).terminal
 
     def why_none(self) -> str:
         what = "background command" if self._found.is_task else "job"

@@ -16,6 +16,7 @@ from ..clock import from_text, to_text
 from ..errors import OpenJobsError, UnknownSession
 from ..jobs import Job
 from . import exits, output, shapes, table
+from .damage import Unread
 from .options import JOB_ID, SECONDS, SESSION_ID, command, limit_option
 from .state import DEFAULT_SESSION, LONGEST_WAIT_S, State
 from .text import age, duration, one_line, short_id, to_json, visible
@@ -37,11 +38,12 @@ def show_command(state: State, id: str) -> int:  # noqa: A002  # click's name fo
 
         return tasks.show(state, task_id)
     job = state.client.get(state.resolve(id))
-    children = state.store.children(job.job_id)
+    unread = Unread()
+    children = state.store.children(job.job_id, unread)
     partial = state.partial(job)
     if state.json:
         output.json_value(shapes.job(job) | {"children": children, "partial_result": partial})
-        return exits.COMPLETED
+        return unread.say()
     on_terminal = output.is_terminal(sys.stdout)
     colour = on_terminal and table.coloured()
     for name, pieces in _facts(job, children, state.store.clock.now(), on_terminal):
@@ -52,7 +54,7 @@ def show_command(state: State, id: str) -> int:  # noqa: A002  # click's name fo
         if text:
             output.line(table.to_ansi([(name, "dim")], colour))
             output.lines(_indented(text, more))
-    return exits.COMPLETED
+    return unread.say()
 
 
 def _facts(job: Job, children: list[str], now: datetime, local: bool) -> Iterator[tuple[str, list[table.Piece]]]:
@@ -124,7 +126,7 @@ def output_command(state: State, id: str, wait: bool, timeout: float | None) -> 
 
         return tasks.print_output(state, task_id, wait, timeout)
     job_id = state.resolve(id)
-    job = state.client.get(job_id)
+    job = state.client.outcome(job_id)
     if wait and not job.terminal:
         job = wait_for(state, job, timeout)
     print_result(state, job)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def job(one: Job) -> dict[str, Any]:
-    """Every field of the job by its name in spec 003; times as ISO-8601 UTC; texts whole."""
+    """Every field of the job by its name in spec 003; times as ISO-8601 UTC; texts whole, but for those that `cut`
+    names, which cannot be read."""
     return job_to_wire(one)
 
 

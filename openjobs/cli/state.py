@@ -111,7 +111,7 @@ class State:
 
         job_id = parent_job(self.home, os.environ)
         try:
-            return self.store.get(job_id) if job_id else None
+            return self.store.row(job_id) if job_id else None
         except UnknownJob:
             return None
 
@@ -289,7 +289,7 @@ class State:
         told: list[str] = []
         for job_id in list(error.candidates)[:8]:
             try:
-                job = self.store.get(job_id)
+                job = self.store.row(job_id)
                 told.append(f"{job_id}  {job.status.value:<9}  {one_line(job.subject, 28)}")
             except NotFound:
                 told.append(job_id)

@@ -110,8 +110,11 @@ class Lines:
 
 
 def job_to_wire(job: Job) -> dict[str, Any]:
-    """Every field by its name in spec 003, texts whole, times as ISO-8601 UTC."""
-    return {field.name: _plain(getattr(job, field.name)) for field in attrs.fields(Job) if field.name not in _INTERNAL}
+    """Every field by its name in spec 003, texts whole, times as ISO-8601 UTC; `cut` names texts that are not."""
+    fields = {
+        field.name: _plain(getattr(job, field.name)) for field in attrs.fields(Job) if field.name not in _INTERNAL
+    }
+    return fields | {"cut": list(cut)} if (cut := job.extra.get("cut")) else fields
 
 
 def job_from_wire(fields: Mapping[str, Any]) -> Job:
@@ -126,7 +129,7 @@ def job_from_wire(fields: Mapping[str, Any]) -> Job:
         values["context_mode"] = ContextMode(values["context_mode"])
         if values.get("notice") is not None:
             values["notice"] = NoticeStage(values["notice"])
-        return Job(**values)
+        return Job(**values, extra={"cut": list(fields["cut"])} if fields.get("cut") else {})
     except (KeyError, TypeError, ValueError) as error:
         raise BadFrame(f"the host sent a job that cannot be read: {error}") from error
 

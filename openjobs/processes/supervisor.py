@@ -285,7 +285,7 @@ class ProcessSupervisor:
             ) from None
 
     def _is_over(self, job_id: str) -> bool:
-        job = self._store.get(job_id)
+        job = self._store.row(job_id)
         return job.terminal or job.cancel_requested_at is not None
 
     def _too_late(self, task: Task) -> Task:

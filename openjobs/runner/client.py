@@ -14,10 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 
 from ..clock import Clock
-from ..errors import Closed, Damaged, ForkedProcess, InvalidTransition, OpenJobsError, RepositoryRefused
+from ..errors import Closed, Damaged, ForkedProcess, InvalidTransition, OpenJobsError, RepositoryRefused, UnknownSession
 from ..jobs import Cancelled, CancelRequested, Job, JobStatus
 from ..store import JobStore
 from ..store.damage import OnDamage, once
+from ..store.index import Entry
 from .heads import Heads, Watch
 from .recovery import Recovery
 from .timers import Timers
@@ -67,6 +68,11 @@ class JobClient:
         """The job as it stands; a unique beginning of its id is enough. Raises `UnknownJob`, `AmbiguousId`."""
         self._check()
         return self.recovery.mend(self.store.get(self.full_id(job_id)))
+
+    def outcome(self, job_id: str) -> Job:
+        """As `get`, also where the prompt cannot be read: then `description` has its beginning only."""
+        self._check()
+        return self.recovery.mend(self.store.outcome(self.full_id(job_id)))
 
     def list(
         self,
@@ -129,14 +135,14 @@ class JobClient:
 
     def follow(self, job_id: str, waiter: Waiter) -> Callable[[], None]:
         """Tell `waiter` of the job's end; the result stops that. Raises `UnknownJob`."""
-        job = self.recovery.mend(self.store.get(job_id))
+        job = self.recovery.mend(self.store.outcome(job_id))
         if job.terminal:
             waiter.ended(job)
             return lambda: None
         watch: Watch | None = None
 
         def look(changed: bool) -> None:
-            seen = self.store.get(job_id) if changed else job
+            seen = self.store.outcome(job_id) if changed else job
             seen = self.recovery.mend(seen)
             if seen.terminal:
                 waiter.ended(seen)
@@ -170,7 +176,7 @@ class JobClient:
 
     def ask_to_stop(self, job_id: str, reason: str | None) -> Job:
         """One job that is not this process's own."""
-        job = self.recovery.mend(self.store.get(job_id))
+        job = self.recovery.mend(self.store.outcome(job_id))
         if job.terminal:
             return job
         try:
@@ -182,13 +188,14 @@ class JobClient:
                 return job
             return self.store.apply(job_id, CancelRequested(reason=reason))
         except InvalidTransition:  # it ended, or somebody else asked, in between
-            return self.store.get(job_id)
+            return self.store.outcome(job_id)
 
     def ask_below(self, job: Job, reason: str | None, own: Callable[[str], bool] = lambda job_id: False) -> Requests:
         """Ask all unfinished jobs under `job` to stop; waits for nothing and returns the requests on their way.
 
         `own` is told of each first, and answers True for one that needs no request: the caller's own. One that
-        cannot be read is logged and keeps no other from being asked.
+        cannot be read is logged and keeps no other from being asked, nor what is under it: the home's index, not the
+        row, says whose child a job is.
         """
         requests: Requests = []
 
@@ -196,18 +203,27 @@ class JobClient:
         def say(session_id: str, error: OpenJobsError) -> None:
             log.warning("not all jobs under %s were asked to stop: %s", job.job_id, error)
 
-        around = [job.job_id]
+        around, met = [job.job_id], {job.job_id}
         while around:
-            below = [child for parent in around for child in self.store.children(parent, say)]
-            for child in below:
+            below = {entry.job_id: entry for parent in around for entry in self.store.index.by_parent(parent)}
+            around = [child for child in below if child not in met]
+            met.update(around)
+            for child in around:
                 try:
-                    if not own(child) and _can_be_asked(self.store.get(child)):
+                    if not own(child) and self._can_be_asked(below[child]):
                         request = CancelRequested(reason=under(job, reason))
                         requests.append(self.store.apply_later(child, request, keep=True))
                 except (Damaged, RepositoryRefused) as error:
-                    say(job.parent_session_id, error)
-            around = below
+                    say(below[child].session_id, error)
         return requests
+
+    def _can_be_asked(self, entry: Entry) -> bool:
+        """The index knows an id before its job is written, and keeps those of sessions that are gone."""
+        try:
+            job = self.store.documents(entry.session_id).job(entry.job_id)
+        except UnknownSession:
+            return False
+        return job is not None and not job.terminal and job.cancel_requested_at is None and job.runner_id is not None
 
     # --- the rest ---
 
@@ -268,7 +284,7 @@ class ClientWait:
         self._stops.close()
 
     def answers(self) -> Jobs:
-        return answers(self._ids, self._waiter, self._client.get)
+        return answers(self._ids, self._waiter, self._client.outcome)
 
 
 def cancel_unfinished(
@@ -294,10 +310,6 @@ def answers(ids: Sequence[str], waiter: Waiter, get: Callable[[str], Job]) -> Jo
     if waiter.error is not None:
         raise waiter.error
     return [waiter.jobs[job_id] if job_id in waiter.jobs else get(job_id) for job_id in ids]
-
-
-def _can_be_asked(job: Job) -> bool:
-    return not job.terminal and job.cancel_requested_at is None and job.runner_id is not None
 
 
 def under(parent: Job, reason: str | None) -> str:

@@ -137,7 +137,7 @@ class LeftTasks(TasksOfJobs):
         complete = True
         for job_id in self.jobs():
             try:
-                job = self._store.get(job_id)
+                job = self._store.row(job_id)
                 if job.terminal and job.runner_id == runner_id:
                     self.end(job)
                     complete = self.tasks.release(job_id) and complete

@@ -119,7 +119,7 @@ class Recovery:
         try:
             ended = end.result()
         except InvalidTransition:  # somebody else was first
-            ended = self._store.get(job.job_id)
+            ended = self._store.outcome(job.job_id)
         self._steps(self.after_end, ended)
         self.begin_card(ended)
         return ended
@@ -146,7 +146,7 @@ class Recovery:
         for run_id in incomplete_runs(self._store.home, session_id):
             owner_id = owner_of(self._store.home, session_id, run_id)
             try:
-                job = self._store.get(owner_id or "")
+                job = self._store.row(owner_id or "")
             except UnknownJob:
                 continue  # a background command's
             if self.is_dead(job.runner_id):
@@ -167,7 +167,7 @@ class Recovery:
         futures: list[Future[bool]] = []
         for job in behind:
             try:
-                futures.append(self.mirror(self._store.get(job.job_id)))
+                futures.append(self.mirror(self._store.outcome(job.job_id)))
             except UnknownSession:
                 log.info("job %s: its caller's session %s is gone", job.job_id, job.caller_session_id)
         done, late = wait(futures, timeout=_CARDS_S)

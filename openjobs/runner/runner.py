@@ -269,7 +269,7 @@ class JobRunner:
             return self._submissions.finish(submission)
         except JobExists as exists:
             first: Job = exists.job  # type: ignore[attr-defined]
-            return self.get(first.job_id)
+            return self.outcome(first.job_id)
 
     def _finish_later(self, submission: Submission) -> Future[Job]:
         answer: Future[Job] = Future()
@@ -330,6 +330,13 @@ class JobRunner:
 
     def get(self, job_id: str) -> Job:
         """The job as it stands, with the partial text of a running one. Raises `UnknownJob`, `AmbiguousId`."""
+        return self._job(job_id, self._client.get)
+
+    def outcome(self, job_id: str) -> Job:
+        """As `get`, also where the prompt cannot be read: then `description` has its beginning only."""
+        return self._job(job_id, self._client.outcome)
+
+    def _job(self, job_id: str, read: Callable[[str], Job]) -> Job:
         self._check()
         job_id = self._client.full_id(job_id)
         with self._roster.lock:
@@ -337,7 +344,7 @@ class JobRunner:
             if live is not None and live.phase is not Phase.SUBMITTED:
                 return _shown(live, live.job)
             recent = self._recent.get(job_id)
-        return recent if recent is not None else self._client.get(job_id)
+        return recent if recent is not None else read(job_id)
 
     def list(
         self,
@@ -408,7 +415,7 @@ class JobRunner:
             pool=self._pool,
             recent=self._recent,
             client=self._client,
-            get=self.get,
+            get=self.outcome,
             waiting_job_id=waiting_job_id,
         )
 

@@ -20,6 +20,7 @@ import attrs
 from ..errors import Bug, Closed, InvalidTransition, UnknownJob, UnknownNode
 from ..ids import IdMaker
 from ..jobs import CancelRequested, Errored, Event, Job, Started
+from ..session.rows import with_prompt_of
 from ..store import JobStore
 from .ending import Ended, Ending
 from .hub import JOB_STATUS, Hub
@@ -47,6 +48,8 @@ class _Told:
     live: LiveJob
     event: Event
     done: Future[Job]
+    #: as it stands after the event; None where that failed
+    job: Job | None = None
     #: the end that it was is written down where readers elsewhere look
     recorded: bool = False
 
@@ -94,9 +97,10 @@ class Settler:
             future.set_exception(error)
 
         def done(future: Future[Job]) -> None:
-            if future.exception() is None:
-                live.job = future.result()  # at once, so that no reader goes back behind what it was told
             told = _Told(live, event, future)
+            if future.exception() is None:
+                # At once, so that no reader goes back behind what it was told.
+                told.job = live.job = with_prompt_of(future.result(), live.job)
             self._queue.put(_Call(lambda: self._told(told), lambda: self._record(told)))
 
         future.add_done_callback(done)
@@ -158,15 +162,17 @@ class Settler:
     # --- what became of an event ---
 
     def _record(self, told: _Told) -> None:
-        if told.done.exception() is None and (job := told.done.result()).terminal:
+        if told.job is not None and told.job.terminal:
             told.recorded = True
-            self._ending.record(Ended(job=job, live=told.live))
+            self._ending.record(Ended(job=told.job, live=told.live))
 
     def _told(self, told: _Told) -> None:
+        if told.job is not None:
+            self._committed(told.live, told.job, recorded=told.recorded)
+            return
         error = told.done.exception()
-        if error is None:
-            self._committed(told.live, told.done.result(), recorded=told.recorded)
-        elif isinstance(told.event, Started | CancelRequested):
+        assert error is not None
+        if isinstance(told.event, Started | CancelRequested):
             self._step_refused(told.live, told.event, error)
         else:
             self._end_refused(told.live, told.event, error)
@@ -191,7 +197,8 @@ class Settler:
             log.error("job %s: its end could not be written before the store closed; recovery will", live.job_id)
         elif isinstance(error, UnknownJob) and live.phase is Phase.SUBMITTED:
             self.lost(live, error)  # a failed submit that indeed wrote nothing
-        elif isinstance(error, InvalidTransition) and (found := self._store.get(live.job_id)).terminal:
+        elif isinstance(error, InvalidTransition) and (found := self._store.outcome(live.job_id)).terminal:
+            found = with_prompt_of(found, live.job)
             log.warning("job %s was ended by somebody else as %s", live.job_id, found.status.value)
             live.job = found
             self._committed(live, found)

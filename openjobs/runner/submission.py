@@ -197,7 +197,7 @@ class Submissions:
 
     def _may_be_there(self, live: LiveJob) -> bool:
         try:
-            self._store.get(live.job_id)
+            self._store.row(live.job_id)
         except UnknownJob:
             return False
         except Exception:

@@ -54,6 +54,7 @@ class Backend(Protocol):
 
     def subscribe(self, wake: Callable[[], None]) -> Subscription | None: ...
     def get(self, job_id: str) -> tuple[Job, str | None]: ...
+    def outcome(self, job_id: str) -> Job: ...
     def older(self, before: str | None, session_id: str | None, limit: int) -> Jobs: ...
     def spawn(self, fields: Fields) -> dict[str, Any]: ...
     def cancel(self, job_id: str, reason: str | None) -> dict[str, Any]: ...
@@ -114,6 +115,9 @@ class RunnerBackend:
         """The job, and what it has said so far while it runs. Raises `UnknownJob`, `AmbiguousId`."""
         job = self.runner.get(job_id)
         return job, job.result_text if job.status is JobStatus.RUNNING else None
+
+    def outcome(self, job_id: str) -> Job:
+        return self.runner.outcome(job_id)
 
     def older(self, before: str | None, session_id: str | None, limit: int) -> Jobs:
         return self.runner.list(session_id=session_id, before=before, limit=limit)
@@ -181,6 +185,9 @@ class AttachedBackend:
         except OpenJobsError:
             pass  # it is about what it said so far only
         return job, None
+
+    def outcome(self, job_id: str) -> Job:
+        return self._client.outcome(job_id)
 
     def older(self, before: str | None, session_id: str | None, limit: int) -> Jobs:
         return self._client.list(session_id=session_id, before=before, limit=limit)

@@ -177,7 +177,7 @@ class Calls:
 
     def _stored_row(self, job_id: str) -> Answer | None:
         try:
-            return job_row(self._backend.get(job_id)[0])
+            return job_row(self._backend.outcome(job_id))
         except OpenJobsError:
             return None
 
@@ -189,7 +189,7 @@ class Calls:
 
     def history(self, fields: Fields) -> Answer:
         check_fields("history", fields, ("job_id",))
-        job, _ = self._backend.get(id_of("history", fields, "job_id"))
+        job = self._backend.outcome(id_of("history", fields, "job_id"))
         commits = [
             {
                 "commit_id": each.commit_id,
@@ -277,7 +277,7 @@ class Calls:
     def _seen(self, job_id: str) -> None:
         """What was asked for here is shown at once, whoever's job it is."""
         try:
-            self._feed.refresh(self._backend.get(job_id)[0])
+            self._feed.refresh(self._backend.outcome(job_id))
         except OpenJobsError:
             pass  # the watcher will see it
 

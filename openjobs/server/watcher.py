@@ -248,7 +248,7 @@ class Watcher:
         for entry in entries:
             if entry.runner_id in dead:
                 try:
-                    self._feed.put_job(recovery.mend(self._store.get(entry.row["id"])))
+                    self._feed.put_job(recovery.mend(self._store.row(entry.row["id"])))
                 except Closed:
                     raise
                 except (OpenJobsError, OSError) as error:

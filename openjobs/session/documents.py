@@ -23,7 +23,7 @@ from .catalog import Catalog, Entries
 from .history import Node, Segment
 from .meta import Meta
 from .pages import Page
-from .rows import cut_texts
+from .rows import CUT, PROMPT, cut_texts
 
 #: a job's status in a catalog tag
 STATUS_TAG = {status: number for number, status in enumerate(JobStatus, start=1)}
@@ -323,8 +323,12 @@ class Documents:
 
     def _open_segment(self) -> tuple[Segment, int]:
         number = max(self._last_segment(), 0)
-        segment = self._segment(number)
-        if segment.is_full(number):
+        try:
+            segment = self._segment(number)
+            closed = segment.is_full(number)
+        except Damaged:  # left as it is, as any other that is damaged: what comes now stands in the next
+            closed = True
+        if closed:
             number += 1
             with self._memory.lock:
                 self._memory.nodes.sync(self._view, closed_only_below=number)
@@ -413,12 +417,24 @@ class Documents:
 
     def whole(self, job: Job) -> Job:
         """`job` with its long texts joined again from the nodes that hold them."""
+        job = self.outcome(job)
+        if job.user_msg_id is not None and PROMPT in cut_texts(job):
+            self.node(job.user_msg_id)  # says why it could not be read
+        return job
+
+    def outcome(self, job: Job) -> Job:
+        """As `whole`, but a prompt that cannot be read stays as far as the row has it, and is named in `extra["cut"]`:
+        what is to become of a job, and what became of it, does not depend on it."""
         cut = cut_texts(job)
         if not cut:
             return job
         texts: dict[str, Any] = {}
-        if "description" in cut and job.user_msg_id is not None:
-            texts["description"] = self.node(job.user_msg_id).content
+        left: list[str] = []
+        if PROMPT in cut and job.user_msg_id is not None:
+            try:
+                texts[PROMPT] = self.node(job.user_msg_id).content
+            except (Damaged, UnknownNode):
+                left.append(PROMPT)
         holder = job.result_msg_id or job.head_id
         if holder is not None and ("result_text" in cut or "error" in cut):
             node = self.node(holder)
@@ -426,8 +442,8 @@ class Documents:
                 texts["result_text"] = node.content
             if "error" in cut:
                 texts["error"] = node.extra.get("error", job.error)
-        extra = {name: value for name, value in job.extra.items() if name != "cut"}
-        return attrs.evolve(job, extra=extra, **texts)
+        extra = {name: value for name, value in job.extra.items() if name != CUT}
+        return attrs.evolve(job, extra={**extra, CUT: left} if left else extra, **texts)
 
     def _last_segment(self) -> int:
         """The number of the open segment, -1 while there is none."""

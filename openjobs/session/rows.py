@@ -23,7 +23,8 @@ from . import strict_json
 from .text import beginning, fits, storable
 
 #: texts of which a row may hold only the beginning
-LONG_TEXTS = ("description", "result_text", "error")
+PROMPT = "description"
+LONG_TEXTS = (PROMPT, "result_text", "error")
 CUT = "cut"
 
 _FIELDS = [field.name for field in attrs.fields(Job) if field.name != "extra"]
@@ -109,6 +110,15 @@ def cut_texts(job: Job) -> tuple[str, ...]:
     """The names of the texts that a decoded row holds only in part."""
     names = job.extra.get(CUT, ())
     return tuple(name for name in LONG_TEXTS if name in names)
+
+
+def with_prompt_of(job: Job, known: Job) -> Job:
+    """`job` with the prompt of `known`, the same job, where only its beginning could be read."""
+    if PROMPT not in cut_texts(job) or PROMPT in cut_texts(known):
+        return job
+    cut = [name for name in job.extra[CUT] if name != PROMPT]
+    extra = {name: value for name, value in job.extra.items() if name != CUT} | ({CUT: cut} if cut else {})
+    return attrs.evolve(job, description=known.description, extra=extra)
 
 
 def _why(error: BaseException) -> str:

@@ -468,6 +468,23 @@ class JobStore(ABC):
             raise self._unknown_job(job_id)
         return documents.whole(job)
 
+    def row(self, job_id: str) -> Job:
+        """The job with its texts as far as its row has them: all that it takes to see how it stands, and to change
+        that. Raises `UnknownJob`."""
+        job = self.documents(self._session_of(job_id)).job(job_id)
+        if job is None:
+            raise self._unknown_job(job_id)
+        return job
+
+    def outcome(self, job_id: str) -> Job:
+        """As `get`, also where the prompt cannot be read: then `description` is as far as the row has it, and
+        `extra["cut"]` names it. Raises `UnknownJob`."""
+        documents = self.documents(self._session_of(job_id))
+        job = documents.job(job_id)
+        if job is None:
+            raise self._unknown_job(job_id)
+        return documents.outcome(job)
+
     def resolve(self, prefix: str) -> str:
         """The full id that begins with `prefix`. Raises `UnknownJob` or `AmbiguousId`, with candidates."""
         self._check_usable()
@@ -557,7 +574,7 @@ class JobStore(ABC):
     def history(self, job_id: str) -> _Transitions:
         """The commits of a job's life, oldest first. Raises `UnknownJob`."""
         session_id = self._session_of(job_id)
-        job = self.get(job_id)
+        job = self.row(job_id)
         times = _times_of(job)
         return [
             attrs.evolve(t, time=times.get(t.status if t.kind == "transition" else t.kind) or t.time)

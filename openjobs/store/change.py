@@ -7,7 +7,7 @@ from datetime import datetime
 
 import attrs
 
-from ..errors import IdempotencyConflict, JobExists, ParentFinished, UnknownJob, UnknownNode
+from ..errors import Damaged, IdempotencyConflict, JobExists, ParentFinished, UnknownJob, UnknownNode
 from ..ids import IdMaker, short
 from ..jobs import CancelRequested, ContextMode, Event, Job, JobStatus, transition
 from ..repo import Change
@@ -124,13 +124,13 @@ def job_changed(
     if before is None:
         raise UnknownJob(f"there is no job {job_id!r}")
     if _is_applied(before, event):
-        change.job = documents.whole(before)
+        change.job = documents.outcome(before)
         return None
     job = transition(before, event, now)
     if job.terminal:
         job = _ended(documents, job, now, running_commit(before), new_id)
     documents.put_job(job)
-    change.job = documents.whole(job)
+    change.job = documents.outcome(job)
     if isinstance(event, CancelRequested):
         return Change(
             files=documents.changes,
@@ -165,8 +165,7 @@ def _ended(documents: Documents, job: Job, now: datetime, running_commit_id: str
         answer = _result_node(job, new_id(), job.user_msg_id, None, now)
         nodes.append(answer)
         job = attrs.evolve(job, head_id=answer.id)
-    # A job of a store from before cards went to the caller's session has its card here.
-    if job.attach_id is not None and (not job.elsewhere or documents.has_node(job.attach_id)):
+    if job.attach_id is not None and (not job.elsewhere or _has_card(documents, job.attach_id)):
         nodes.append(cards.finished(job, running_commit_id, now))
     if nodes:
         documents.append(nodes)
@@ -175,6 +174,15 @@ def _ended(documents: Documents, job: Job, now: datetime, running_commit_id: str
         if found.head_id == job.head_at_submit:
             documents.put_meta(attrs.evolve(found, head_id=job.head_id))
     return job
+
+
+def _has_card(documents: Documents, attach_id: str) -> bool:
+    """Whether the card of a job that was asked for elsewhere is here: of a store from before they went to the caller's
+    session. One that may only be where nothing can be read keeps no job from ending."""
+    try:
+        return documents.has_node(attach_id)
+    except Damaged:
+        return False
 
 
 def _result_node(job: Job, node_id: str, parent: str | None, function: str | None, now: datetime) -> Node:

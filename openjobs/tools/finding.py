@@ -106,6 +106,6 @@ class Finder:
     def _job(self, job_id: str) -> Job | None:
         """None: the index knows an id before its job is written, and that may never have come."""
         try:
-            return self._runner.get(job_id)
+            return self._runner.outcome(job_id)
         except NotFound:
             return None

@@ -64,7 +64,7 @@ class ResultFiles:
         who is shown a part of the text is told so."""
         with self._lock:
             self._wanted.add(job.job_id)
-        job = runner.get(job.job_id)
+        job = runner.outcome(job.job_id)
         if job.terminal:  # before it was noted here
             try:
                 self._write(job)

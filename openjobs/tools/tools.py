@@ -496,7 +496,7 @@ class AgentTools:
         job = self._turn.job if self._turn is not None else None
         while job is not None:
             yield job
-            job = self.runner.get(job.parent_job_id) if job.parent_job_id is not None else None
+            job = self.runner.outcome(job.parent_job_id) if job.parent_job_id is not None else None
 
     def _usual_agent(self) -> str:
         if self._turn is not None:

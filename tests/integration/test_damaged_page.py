@@ -3,8 +3,8 @@ what is in order is read, listed, stopped, recovered and checked, and what is no
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -176,26 +176,25 @@ def test_all_others_under_a_job_are_listed_and_asked_to_stop(
 
 
 @pytest.mark.parametrize("by", ["a client", "a runner"])
-def test_all_others_are_stopped_where_a_message_is_damaged(tmp_path: Path, by: str) -> None:
-    """A job whose row is in order, but whose text cannot be read, keeps no other of its session from being stopped."""
-    with GitJobStore(tmp_path / "home", durability="relaxed") as store:
-        store.create_session("s1")
-        jobs = [store.create(job_for(store, "s1", "word " * size), Queued(runner_id=DEAD)) for size in (1, 9000, 1)]
-        store.session("s1").append("user", "word " * 20_000)
-        store.session("s1").append("user", "in the next segment")
-        path = tmp_path / "home" / "sessions" / "s1" / "repo" / "history" / "00" / "0000.jsonl"
-        data = path.read_bytes()
-        path.write_bytes(data[:-20])
-        git(*ME, "commit", "-qam", "by hand", cwd=path.parent)
-        with contextlib.ExitStack() as stack:
-            if by == "a client":
-                stopper: JobClient | JobRunner = stack.enter_context(JobClient(store))
-            else:
-                stopper = stack.enter_context(JobRunner(store, 1, lambda request, cancel_event: TurnResult()))
-            with pytest.raises(errors.Damaged, match=re.escape("history/00/0000.jsonl")):
-                stopper.cancel_session("s1", "enough")
-        ended = [store.documents("s1").job(job.job_id) for job in jobs]
-        assert [job is not None and job.terminal for job in ended] == [True, False, True]
+def test_what_is_under_a_lost_job_is_asked_to_stop(home: Home, by: str, caplog: pytest.LogCaptureFixture) -> None:
+    """However deep: the home's index says whose children they are. The one between is not asked, which is logged."""
+    home.mend()
+    with GitJobStore(home.path, durability="relaxed") as store:
+        below = [home.lost[0]]
+        for _ in range(3):
+            job = job_for(store, "s2", parent_job_id=below[-1])
+            below.append(store.create(job, Queued(runner_id=DEAD), fresh_id=True).job_id)
+        home.spoil()
+        stopper = JobClient(store) if by == "a client" else JobRunner(store, 1, lambda request, event: TurnResult())
+        with stopper:
+            assert stopper.cancel(home.parent, "enough").status is JobStatus.CANCELLED
+            eventually(lambda: all(store.get(job_id).cancel_requested_at for job_id in below[1:]))
+        assert {store.get(job_id).cancel_reason for job_id in below[1:]} == {
+            f"its ancestor {home.parent} was cancelled: enough"
+        }
+    said = [record.getMessage() for record in caplog.records if "asked to stop" in record.getMessage()]
+    assert len(said) == 1
+    assert home.broken in said[0]
 
 
 @pytest.mark.parametrize("status", [None, JobStatus.RUNNING])
@@ -282,6 +281,13 @@ def test_the_command_line_lists_and_names(home: Home) -> None:
         assert ids == set(home.readable)
         assert ended.err.count("session s1 is not listed whole") == 1
         assert home.broken in ended.err
+
+
+def test_the_command_line_shows_the_job_above_them(home: Home) -> None:
+    """With the children that can be read; exit code 6, and the damage once on standard error."""
+    ended = Cli(home.path).inside("--json", "show", home.parent, code=6)
+    assert json.loads(ended.out)["children"] == home.readable
+    assert ended.err.count(home.broken) == 1
 
 
 def test_the_panel_shows_all_others(home: Home, caplog: pytest.LogCaptureFixture) -> None:

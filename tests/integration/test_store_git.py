@@ -261,13 +261,31 @@ def test_a_damaged_segment_hurts_no_newer_message(home: Path, knows: str) -> Non
 
 def test_a_damaged_segment_is_named(store: GitJobStore, home: Path) -> None:
     """A message that cannot be read is damage with file and offset."""
+    node = store.session("s1").append("user", "hello")
     segment = repo_of(home) / "history/00/0000.jsonl"
     data = segment.read_bytes()
     commit_file(home, "history/00/0000.jsonl", data + b'{"id":"x","parent":')
     with pytest.raises(errors.Damaged) as damage:
-        queued(store)
+        store.session("s1").node(node.id)
     assert damage.value.path == "history/00/0000.jsonl"
     assert damage.value.offset == len(data)
+
+
+def test_jobs_go_on_where_the_open_segment_is_damaged(store: GitJobStore, home: Path) -> None:
+    """What comes now stands in the next one; the damaged one is left as it is, and named."""
+    first, path = queued(store), "history/00/0000.jsonl"
+    data = (repo_of(home) / path).read_bytes()
+    commit_file(home, path, data[:-20])
+    second = queued(store, "another")
+    for job in (first, second):
+        assert store.apply(job.job_id, Started(), end_of(job)).status is JobStatus.COMPLETED
+        assert store.get(job.job_id).result_text == end_of(job).result_text
+    assert (repo_of(home) / path).read_bytes() == data[:-20]
+    assert any(path in str(finding) for finding in store.fsck("s1").findings)
+    commit_file(home, path, data)
+    branch = store.session("s1").branch(store.get(first.job_id).head_id)
+    assert [node.content for node in branch][-2:] == ["do it", end_of(first).result_text]
+    assert store.fsck("s1").clean
 
 
 def test_a_foreign_revert_of_a_row_is_undone_by_the_next_write(store: GitJobStore, home: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_job_that_may_be_there_and_cannot_be_looked_for_is_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its submit failed half way, and so does the look for what it left: it counts as there."""
-    create_later, get = store.create_later, store.get
+    create_later, row = store.create_later, store.row
 
     def half(*args: Any, **more: Any) -> Future[Job]:
         create_later(*args, **more).result()
@@ -96,11 +96,11 @@ def test_a_job_that_may_be_there_and_cannot_be_looked_for_is_ended(
         return failed
 
     def unreadable(job_id: str) -> Job:
-        monkeypatch.setattr(store, "get", get)
+        monkeypatch.setattr(store, "row", row)
         raise errors.Damaged("a page cannot be read")
 
     monkeypatch.setattr(store, "create_later", half)
-    monkeypatch.setattr(store, "get", unreadable)
+    monkeypatch.setattr(store, "row", unreadable)
     with pytest.raises(errors.OutcomeUnknown):
         runner.submit(ask())
     assert runner.wait_idle()
@@ -189,7 +189,7 @@ def test_a_client_ends_a_job_that_no_runner_ever_had(store: MockTaskStore, sid: 
     job = store.create(job_for(store, sid), Queued(runner_id="r"))
     row = attrs.evolve(job, runner_id=None)
     with JobClient(store) as client, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "get", lambda job_id: row)
+        patch.setattr(store, "outcome", lambda job_id: row)
         patch.setattr(client.recovery, "mend", lambda found: found)
         ended = client.cancel(job.job_id, "by hand")
     assert (ended.status, ended.cancel_reason) == (JobStatus.CANCELLED, "by hand")
@@ -421,7 +421,7 @@ def test_a_submit_that_wrote_nothing_and_could_not_look_leaves_nothing_to_wait_f
     runner: JobRunner, store: MockTaskStore, sid: str, turns: Turns, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its end is refused, since there is no such job: the runner forgets it, and says what was the matter."""
-    get = store.get
+    row = store.row
 
     def nothing(*args: Any, **more: Any) -> Future[Job]:
         failed: Future[Job] = Future()
@@ -429,12 +429,12 @@ def test_a_submit_that_wrote_nothing_and_could_not_look_leaves_nothing_to_wait_f
         return failed
 
     def unreadable(job_id: str) -> Job:
-        monkeypatch.setattr(store, "get", get)
+        monkeypatch.setattr(store, "row", row)
         raise errors.Damaged("a page cannot be read")
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "create_later", nothing)
-        monkeypatch.setattr(store, "get", unreadable)
+        monkeypatch.setattr(store, "row", unreadable)
         with pytest.raises(errors.OutcomeUnknown):
             runner.submit(ask())
     assert runner.wait_idle()
