@@ -13,7 +13,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import AmbiguousId, HostUnavailable, NotFound, OpenJobsError, SessionExists, UnknownJob
+from ..errors import (
+    AmbiguousId,
+    Damaged,
+    HostUnavailable,
+    NotFound,
+    OpenJobsError,
+    RepositoryRefused,
+    SessionExists,
+    UnknownJob,
+)
 from . import output
 
 if TYPE_CHECKING:
@@ -291,7 +300,7 @@ class State:
             try:
                 job = self.store.row(job_id)
                 told.append(f"{job_id}  {job.status.value:<9}  {one_line(job.subject, 28)}")
-            except NotFound:
+            except (NotFound, Damaged, RepositoryRefused):
                 told.append(job_id)
         rest = list(error.candidates)[8:]
         if isinstance(error, AmbiguousId):

@@ -354,10 +354,13 @@ class JobRunner:
         parent_msg_id: str | None = None,
         limit: int | None = 50,
         before: str | None = None,
+        on_damage: OnDamage | None = None,
     ) -> Jobs:
-        """Jobs, newest first, with their texts as lists show them (`get` has them whole). No session is all."""
+        """Jobs, newest first, with their texts as lists show them (`get` has them whole). No session is all;
+        what cannot be read raises, or is told to `on_damage`, with its session."""
         self._check()
-        return self._as_they_stand(self._client.list(session_id, status, parent_job_id, parent_msg_id, limit, before))
+        found = self._client.list(session_id, status, parent_job_id, parent_msg_id, limit, before, on_damage)
+        return self._as_they_stand(found)
 
     def visible(
         self, session_id: str, status: Statuses | None = None, limit: int | None = 50, on_damage: OnDamage | None = None

@@ -6,6 +6,7 @@ wait for a disk or another process and belongs on a worker thread, except `wait_
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from ..runner.hub import Subscription
 from ..runner.recovery import Recovery
 from ..store import JobStore
 
+log = logging.getLogger(__name__)
+
 Jobs = list[Job]
 Fields = Mapping[str, Any]
 
@@ -40,6 +43,11 @@ _HUB_CAPACITY = 65_536
 class Profile:
     agent_id: str
     kind: Literal["command", "callable"]
+
+
+def _said(session_id: str, error: Exception) -> None:
+    """The watcher warns of it; a page of the list is what can be read."""
+    log.debug("session %s cannot be read whole: %s", session_id, error)
 
 
 class Backend(Protocol):
@@ -120,7 +128,7 @@ class RunnerBackend:
         return self.runner.outcome(job_id)
 
     def older(self, before: str | None, session_id: str | None, limit: int) -> Jobs:
-        return self.runner.list(session_id=session_id, before=before, limit=limit)
+        return self.runner.list(session_id=session_id, before=before, limit=limit, on_damage=_said)
 
     def spawn(self, fields: Fields) -> dict[str, Any]:
         return perform(self._context, "spawn_job", self._surroundings.fill(fields))
@@ -190,7 +198,7 @@ class AttachedBackend:
         return self._client.outcome(job_id)
 
     def older(self, before: str | None, session_id: str | None, limit: int) -> Jobs:
-        return self._client.list(session_id=session_id, before=before, limit=limit)
+        return self._client.list(session_id=session_id, before=before, limit=limit, on_damage=_said)
 
     def spawn(self, fields: Fields) -> dict[str, Any]:
         """The id is chosen here, so that asking a second host again never runs anything twice (R3)."""

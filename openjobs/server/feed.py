@@ -23,7 +23,7 @@ import attrs
 import orjson
 
 from ..clock import from_text, to_text
-from ..errors import Closed, InvalidInput
+from ..errors import Closed, InvalidInput, UnknownJob
 from ..ids import IdMaker, new_id
 from ..jobs import Job
 from ..processes.task import Task
@@ -452,7 +452,10 @@ class Feed:
         """Rows that are not in memory any more, from the store; bounded in what it looks at."""
         rows: list[Row] = []
         for _ in range(10):
-            jobs = self._backend.older(before, wanted.session_id, 500)
+            try:
+                jobs = self._backend.older(before, wanted.session_id, 500)
+            except UnknownJob:
+                return rows, False
             for job in jobs:
                 before = job.job_id
                 with self._lock:

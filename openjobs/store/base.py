@@ -490,7 +490,7 @@ class JobStore(ABC):
         self._check_usable()
         if not is_prefix(prefix):
             raise self._unknown_job(prefix)
-        found = dict.fromkeys(e.job_id for e in self.index.by_id(prefix) if self._is_there(e))
+        found = dict.fromkeys(e.job_id for e in self.index.by_id(prefix) if self._may_be_there(e))
         if len(found) == 1:
             return next(iter(found))
         if not found:
@@ -513,21 +513,23 @@ class JobStore(ABC):
     ) -> Jobs:
         """Jobs, newest first, with their texts as rows hold them (see `get` for whole ones).
 
-        `before` is a job id: only jobs created before that one. `limit=None` is no limit. What cannot be read
-        (a row, a page of rows, a session) raises; with `on_damage` that is told of it instead, with the session's
-        id and each time once, and everything else is listed.
+        `before` is a job id: only jobs created before that one; where that one cannot be read, or is of a session that
+        is not asked for, by the order in which the home's index has them. `limit=None` is no limit. What cannot be
+        read (a row, a page of rows, a session) raises; with `on_damage` that is told of it instead, with the
+        session's id and each time once, and everything else is listed. Raises `UnknownSession`, and `UnknownJob` for
+        `before`.
         """
         self._check_usable()
         statuses = _statuses(status)
         found: Jobs = []
         if limit is not None and limit <= 0:
             return found
-        past = before is None
         tell = raised if on_damage is None else once(on_damage)
-        for job in self._candidates(session_id, statuses, parent_job_id, before, tell):
-            if not past:
-                past = job.job_id == before
-                continue
+
+        def candidates() -> Iterator[Job]:
+            return self._candidates(session_id, statuses, parent_job_id, before, tell)
+
+        for job in candidates() if before is None else self._behind(before, candidates):
             if parent_job_id is not None and job.parent_job_id != parent_job_id:
                 continue
             if parent_msg_id is not None and job.parent_msg_id != parent_msg_id:
@@ -758,6 +760,13 @@ class JobStore(ABC):
         except UnknownSession:
             return False
 
+    def _may_be_there(self, entry: Entry) -> bool:
+        """As `_is_there`, and True where that cannot be read: who looks at the job says what is the matter."""
+        try:
+            return self._is_there(entry)
+        except (Damaged, RepositoryRefused):
+            return True
+
     def _refuse_known(self, job: Job, key: str | None, fresh_id: bool) -> None:
         entries: list[Entry] = []
         if not fresh_id:
@@ -812,6 +821,22 @@ class JobStore(ABC):
         else:
             few = statuses is not None and statuses <= UNFINISHED and before is None
             yield from self._of_all_sessions(statuses if few else None, tell)
+
+    def _behind(self, before: str, candidates: Callable[[], Iterator[Job]]) -> Iterator[Job]:
+        """Those of `candidates` that are older than the job `before`, whether that is among them or not."""
+        jobs = candidates()
+        for job in jobs:
+            if job.job_id == before:
+                yield from jobs
+                return
+        newer: set[str] = set()
+        for entry in self.index.newest_first():
+            newer.add(entry.job_id)
+            if entry.job_id == before:
+                break
+        else:
+            raise self._unknown_job(before)
+        yield from (job for job in candidates() if job.job_id not in newer)
 
     def _of_all_sessions(self, few: frozenset[JobStatus] | None, tell: OnDamage) -> Iterator[Job]:
         """Jobs of the whole home, newest first. `few` are statuses that few jobs have: one look at each

@@ -37,10 +37,15 @@ class Home:
     #: what was there, and what is there instead
     whole: bytes
     instead: bytes
-    #: oldest first
+    #: all of `s1`, oldest first; which of them are lost, and which are not
+    order: list[str]
     lost: list[str]
     readable: list[str]
     parent: str
+
+    def before(self, job_id: str) -> list[str]:
+        """The readable ones that are older, newest first."""
+        return [each for each in self.order[: self.order.index(job_id)] if each in self.readable][::-1]
 
     @property
     def file(self) -> Path:
@@ -77,7 +82,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
             )
             store.apply(job.job_id, Started(run_id="run"))
         documents = store.documents("s1")
-        page = documents.newest_page() if request.param == "the newest page" else documents.older_page(0)
+        page = documents.newest_page() if request.param == "the newest page" else documents.older_page(1)
         ids = [job.job_id for job in store.list("s1", limit=None)][::-1]
         lost = list(page.lines)
     whole, instead = page.data, page.data[: len(page.data) // 2]
@@ -85,7 +90,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
         lost = lost[5:6]
         whole = page.lines[lost[0]]
         instead = whole.replace(b'"status":"', b'"status":"un')
-    home = Home(path, page.path, whole, instead, lost, [job_id for job_id in ids if job_id not in lost], parent)
+    home = Home(path, page.path, whole, instead, ids, lost, [job_id for job_id in ids if job_id not in lost], parent)
     assert len(lost) == {"a closed page": PAGE_ROWS, "the newest page": 3, "a row": 1}[request.param]
     home.spoil()
     yield home
@@ -128,6 +133,48 @@ def test_all_others_are_listed(
         store.list(session_id, status, limit=None)
     with pytest.raises(errors.Damaged, match=re.escape(home.broken)):
         store.unfinished("s1")
+
+
+@pytest.mark.parametrize("session_id", ["s1", None])
+@pytest.mark.parametrize("status", [None, JobStatus.RUNNING])
+def test_a_list_goes_on_behind_a_lost_job(
+    home: Home, store: GitJobStore, session_id: str | None, status: JobStatus | None
+) -> None:
+    """With what is older than it, by the order in which the home's index has them; the damage is told once."""
+    for job_id in home.lost[:: max(1, len(home.lost) - 1)]:
+        for limit in (None, 5):
+            told: list[str] = []
+            found = store.list(
+                session_id,
+                status,
+                limit=limit,
+                before=job_id,
+                on_damage=lambda sid, error: told.append(str(error)),  # noqa: B023
+            )
+            above = [home.parent] * (session_id is None and status is None)
+            assert [job.job_id for job in found] == [*home.before(job_id), *above][:limit]
+            assert len(told) == 1
+            assert home.broken in told[0]
+        with pytest.raises(errors.Damaged, match=re.escape(home.broken)):
+            store.list(session_id, status, before=job_id)
+
+
+def test_a_list_goes_on_behind_a_job_of_another_session(home: Home, store: GitJobStore) -> None:
+    """Which is not in the list itself; one that nobody knows is refused."""
+    home.mend()
+    assert store.list("s1", before=home.parent) == []
+    assert [job.job_id for job in store.list("s2", before=home.order[0])] == [home.parent]
+    for session_id in ("s1", None):
+        with pytest.raises(errors.UnknownJob):
+            store.list(session_id, before=store.new_id())
+
+
+def test_the_command_line_goes_on_behind_a_lost_job(home: Home) -> None:
+    """Also where it is named by a beginning of its id."""
+    for named in (home.lost[-1], home.lost[-1][:13]):
+        ended = Cli(home.path).inside("list", "--session", "s1", "--limit", "7", "--before", named, code=6)
+        assert [line.split("\t")[0] for line in ended.out.splitlines()] == home.before(home.lost[-1])[:7]
+        assert ended.err.count("session s1 is not listed whole") == 1
 
 
 def test_all_others_are_recovered_and_the_lost_once_they_are_back(
