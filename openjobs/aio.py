@@ -26,6 +26,7 @@ from .runner.notices import Notices
 from .runner.waiting import ALL, check_timeout
 from .session import Node
 from .session.notices import Notice
+from .store.damage import OnDamage
 
 T = TypeVar("T")
 Jobs = list[Job]
@@ -158,8 +159,10 @@ class AsyncNotices:
     def __init__(self, sync: Notices) -> None:
         self.sync = sync
 
-    async def pending(self, session_id: str | None = None, *, job_id: str | None = None) -> list[Notice]:
-        return await asyncio.to_thread(lambda: self.sync.pending(session_id, job_id=job_id))
+    async def pending(
+        self, session_id: str | None = None, *, job_id: str | None = None, on_damage: OnDamage | None = None
+    ) -> list[Notice]:
+        return await asyncio.to_thread(lambda: self.sync.pending(session_id, job_id=job_id, on_damage=on_damage))
 
     async def ack(self, event_id: str) -> bool:
         return await asyncio.to_thread(self.sync.ack, event_id)

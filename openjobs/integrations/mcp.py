@@ -72,11 +72,15 @@ def server_of(tools: AgentTools) -> Server:
     )
 
 
+def _say(session_id: str, error: Exception) -> None:
+    log.warning("not all that has ended can be told now, session %s: %s", session_id, error)
+
+
 def _news(tools: AgentTools) -> str:
     """What has ended and was not told, which it is hereby."""
     notices = tools.runner.notices
     try:
-        pending = notices.pending(tools.session_id)
+        pending = notices.pending(tools.session_id, on_damage=_say)
         for notice in pending:
             notices.ack(notice.event_id)
     except (OpenJobsError, OSError) as error:

@@ -8,6 +8,7 @@ stage is in its row, a background command's in `tasks.jsonl`; that a message tel
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import queue
@@ -17,13 +18,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import Closed, ForkedProcess, InvalidInput, InvalidTransition, OpenJobsError, UnknownJob
+from ..errors import Closed, Damaged, ForkedProcess, InvalidInput, InvalidTransition, OpenJobsError, UnknownJob
 from ..ids import check_session_id, short
 from ..jobs import Job, NoticeStage
 from ..session import Documents, Node
 from ..session.notices import Notice, of_job
 from ..session.text import beginning
 from ..store import JobStore
+from ..store.damage import OnDamage, once, raised
 from ..store.notices import by_session, deliver_later, note_later, pending_jobs
 from ..store.presence import FileActive
 
@@ -94,12 +96,22 @@ class Notices:
         *,
         forget: Callable[[str], object] = lambda job_id: None,
         mend: Callable[[str], object] = lambda session_id: None,
+        own_id: str | None = None,
+        own: Callable[[str], Iterable[Job]] = lambda session_id: (),
     ) -> None:
         """`forget` is told of jobs whose rows were changed: who keeps ended jobs in memory drops them. `mend` ends
-        what dead runners left in a session: a turn of theirs must not hold back notices for ever."""
+        what dead runners left in a session: a turn of theirs must not hold back notices for ever. `own` gives the
+        unfinished jobs of a session that run in the runner `own_id`, without waiting for anything."""
         self._mend = mend
         self._store = store
         self._forget = forget
+        self._own_id = own_id
+        self._own = own
+        self._say_damage = once(
+            lambda session_id, error: log.warning(
+                "session %s is told what has ended but for what cannot be read: %s", session_id, error
+            )
+        )
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._subscriptions: tuple[NoticeSubscription, ...] = ()
@@ -114,21 +126,24 @@ class Notices:
 
     # --- asking ------------------------------------------------------------------------------------
 
-    def pending(self, session_id: str | None = None, *, job_id: str | None = None) -> List:
+    def pending(
+        self, session_id: str | None = None, *, job_id: str | None = None, on_damage: OnDamage | None = None
+    ) -> List:
         """What has ended and nobody was told of, oldest first: of one conversation, or of all.
 
         With `job_id` what that job's own turn started instead: a turn with a loop of its own takes these with `ack`.
-        Until such a job has ended they are not the conversation's. Raises `UnknownSession`, `Damaged`; of all
-        sessions, those that cannot be read are left out and logged.
+        Until such a job has ended they are not the conversation's. Raises `UnknownSession`, and `Damaged` for a row
+        or page that cannot be read, or tells that to `on_damage` and gives all others; of all sessions, what cannot
+        be read is left out and logged.
         """
         if session_id is not None:
             check_session_id(session_id)
             self._store.session(session_id)
-            return self._remember(self._pending(session_id, job_id))
+            return self._remember(self._pending(session_id, job_id, once(on_damage or raised)))
         found: List = []
         for each in self._store.sessions():
             try:
-                found += self._pending(each, job_id)
+                found += self._pending(each, job_id, on_damage or self._say_damage)
             except (OpenJobsError, OSError) as error:
                 log.warning("the notices of session %s cannot be read: %s", each, error)
         return self._remember(sorted(found, key=lambda notice: notice.ended_at))
@@ -171,21 +186,34 @@ class Notices:
         """Add one message that tells of everything that is pending, at the head of the conversation.
 
         Durable when it returns. None where nothing is pending, or where a foreground turn of the session is
-        unfinished: then the next turn is told. Two at once, in any processes, tell each end once. Raises
-        `UnknownSession`, `SessionBusy`, `StoreWriteFailed`, `OutcomeUnknown` (deliver again), `Damaged`.
+        unfinished: then the next turn is told. Two at once, in any processes, tell each end once. What cannot be
+        read is logged, and told once it can; it holds back others only where a foreground turn may be running there,
+        which raises `Damaged`. Raises `UnknownSession`, `SessionBusy`, `StoreWriteFailed`, `OutcomeUnknown` (deliver
+        again).
         """
         check_session_id(session_id)
         self._store.session(session_id)
         others = self._others(session_id)
         documents = self._store.documents(session_id)
-        if not others and next(documents.jobs_noticed(NoticeStage.RECORDED), None) is None:
+        say = functools.partial(self._say_damage, session_id)
+        if not others and next(documents.jobs_noticed(NoticeStage.RECORDED, say), None) is None:
             return None
-        delivery = deliver_later(self._store, session_id, others).result()
+        may_run = functools.partial(self._may_run, session_id)
+        delivery = deliver_later(self._store, session_id, others, may_run).result()
         if delivery.held:
             self._mend(session_id)
-            delivery = deliver_later(self._store, session_id, others).result()
+            delivery = deliver_later(self._store, session_id, others, may_run).result()
+        for error in delivery.damage:
+            say(error)
         if delivery.held:
-            return None
+            if delivery.hidden is None:
+                return None
+            raise Damaged(
+                f"session {session_id} is not told what has ended: {delivery.hidden}; a foreground turn that stands "
+                "there may be running, and nothing is put behind one. It is told once that is mended, or whoever may "
+                "run it is done or gone.",
+                path=delivery.hidden.path,
+            ) from delivery.hidden
         for notice in delivery.told:
             self._forget(notice.id)
         # What stands in other files follows; where a crash prevents that, the next delivery finds the message.
@@ -194,12 +222,33 @@ class Notices:
             log.info("session %s was told of %d ended jobs and commands", session_id, len(delivery.told))
         return delivery.node
 
+    def _may_run(self, session_id: str, job_id: str | None) -> bool:
+        """Whether a job of the session whose row cannot be read may be running: that one, or any foreground turn.
+
+        A runner marks a session before its first commit there, and until its last job there has ended: where no other
+        one that is alive has, no job is running but those of this one, which knows them. Waits for nothing.
+        """
+        for live in self._own(session_id):
+            if live.foreground if job_id is None else live.job_id == job_id:
+                return True
+        active, leases = self._store.active, self._store.leases
+        return any(
+            session_id in active.sessions(runner_id) and leases.is_held(runner_id)
+            for runner_id in active.runners()
+            if runner_id != self._own_id
+        )
+
     def _others(self, session_id: str) -> List:
         """What the session is to be told of that is not in its own rows, told already or not."""
-        jobs = [job for job in pending_jobs(self._store, session_id) if job.parent_session_id != session_id]
+        found = pending_jobs(self._store, session_id, on_damage=self._say_damage)
+        jobs = [job for job in found if job.parent_session_id != session_id]
         documents = self._store.documents(session_id)
         return [
-            *(of_job(job) for job in jobs if _is_conversations(documents, job.parent_job_id)),
+            *(
+                of_job(job)
+                for job in jobs
+                if self._is_conversations(documents, session_id, job.parent_job_id, self._say_damage)
+            ),
             *(of_task(task) for task in self._untold_tasks(session_id) if task.job_id is None),
         ]
 
@@ -216,7 +265,7 @@ class Notices:
     def _note_jobs(self, documents: Documents, session_id: str, stage: NoticeStage, seen: frozenset[str]) -> None:
         jobs = [
             job
-            for job in pending_jobs(self._store, session_id, _BEFORE[stage])
+            for job in pending_jobs(self._store, session_id, _BEFORE[stage], self._say_damage)
             if job.parent_session_id != session_id and _is_so(documents, job.event_id, stage, seen)
         ]
         for target, ids in by_session(jobs).items():
@@ -339,7 +388,12 @@ class Notices:
                 subscription.unread = self._store.sessions() if only is None else (only,)
             for session_id in subscription.unread:
                 try:
-                    found += self.pending(session_id)
+                    damage: list[OpenJobsError] = []
+                    found += self.pending(session_id, on_damage=lambda where, error: damage.append(error))  # noqa: B023
+                    for each in damage:
+                        log.warning("not all notices of session %s can be read now: %s", session_id, each)
+                    if damage:
+                        unread.append(session_id)
                 except (LookupError, InvalidInput, Closed):
                     continue  # nothing will ever be read there
                 except (OpenJobsError, OSError) as error:
@@ -390,7 +444,8 @@ class Notices:
 
     def _recorded_in(self, session_id: str) -> List:
         """Pending ends of what ran in the session, whichever conversation they are for."""
-        jobs = list(self._store.documents(session_id).jobs_noticed(NoticeStage.RECORDED))
+        say = functools.partial(self._say_damage, session_id)
+        jobs = list(self._store.documents(session_id).jobs_noticed(NoticeStage.RECORDED, say))
         found = [of_job(job) for job in reversed(jobs)]
         found += [of_task(task) for task in self._untold_tasks(session_id) if task.job_id is None]
         return sorted(found, key=lambda notice: notice.ended_at)
@@ -422,25 +477,50 @@ class Notices:
 
     # --- within ------------------------------------------------------------------------------------
 
-    def _pending(self, session_id: str, job_id: str | None) -> List:
+    def _pending(self, session_id: str, job_id: str | None, tell: OnDamage) -> List:
         documents = self._store.documents(session_id)
-        jobs = [of_job(job) for job in pending_jobs(self._store, session_id)]
+        jobs = [of_job(job) for job in pending_jobs(self._store, session_id, on_damage=tell)]
         tasks = [of_task(task) for task in self._untold_tasks(session_id)]
-        found = [notice for notice in (*jobs, *tasks) if _is_asked_for(documents, notice, job_id)]
-        # A message may tell of it already, where a crash kept the stage from following.
-        found = [
-            notice
-            for notice in found
-            if (notice.kind == "job" and notice.target_session_id == session_id)
-            or documents.notice_of(notice.event_id) is None
-        ]
+        found: List = []
+        for notice in (*jobs, *tasks):
+            try:
+                # A message may tell of it already, where a crash kept the stage from following.
+                if self._is_asked_for(documents, session_id, notice, job_id, tell) and (
+                    (notice.kind == "job" and notice.target_session_id == session_id)
+                    or documents.notice_of(notice.event_id) is None
+                ):
+                    found.append(notice)
+            except Damaged as error:
+                tell(session_id, error)
         return sorted(found, key=lambda notice: notice.ended_at)
+
+    def _is_asked_for(
+        self, documents: Documents, session_id: str, notice: Notice, job_id: str | None, tell: OnDamage
+    ) -> bool:
+        if job_id is not None:
+            return notice.parent_job_id == job_id
+        if notice.kind == "task":
+            return notice.parent_job_id is None  # a job's own commands are the job's affair, and end with it
+        return self._is_conversations(documents, session_id, notice.parent_job_id, tell)
+
+    def _is_conversations(
+        self, documents: Documents, session_id: str, parent_job_id: str | None, tell: OnDamage
+    ) -> bool:
+        """Whether the conversation is to hear of something that this job's turn started: once the job has ended."""
+        if parent_job_id is None:
+            return True
+        try:
+            parent = documents.job(parent_job_id)
+        except Damaged as error:
+            tell(session_id, error)
+            return not self._may_run(session_id, parent_job_id)
+        return parent is None or parent.terminal
 
     def _everything(self) -> Iterator[Notice]:
         """Every end that nobody was told of, those of running jobs' turns too."""
         for session_id in self._store.sessions():
             try:
-                yield from (of_job(job) for job in pending_jobs(self._store, session_id))
+                yield from (of_job(job) for job in pending_jobs(self._store, session_id, on_damage=self._say_damage))
                 yield from (of_task(task) for task in self._untold_tasks(session_id))
             except (OpenJobsError, OSError) as error:
                 log.warning("the notices of session %s cannot be read: %s", session_id, error)
@@ -455,7 +535,7 @@ class Notices:
         return notices
 
     def _consume_job(self, job_id: str) -> bool:
-        job = self._store.get(job_id)
+        job = self._store.row(job_id)
         if job.notice is None or not job.terminal or job.notice is NoticeStage.CONSUMED:
             return False
         changed = note_later(self._store, job.parent_session_id, [job_id], NoticeStage.CONSUMED).result()
@@ -532,22 +612,11 @@ def _how(task: Task) -> str:
     return task.status.value if not task.exit_code else f"{task.status.value} (exit code {task.exit_code})"
 
 
-def _is_conversations(documents: Documents, parent_job_id: str | None) -> bool:
-    """Whether the conversation is to hear of something that this job's turn started: once the job has ended."""
-    parent = documents.job(parent_job_id) if parent_job_id is not None else None
-    return parent is None or parent.terminal
-
-
-def _is_asked_for(documents: Documents, notice: Notice, job_id: str | None) -> bool:
-    if job_id is not None:
-        return notice.parent_job_id == job_id
-    if notice.kind == "task":
-        return notice.parent_job_id is None  # a job's own commands are the job's affair, and end with it
-    return _is_conversations(documents, notice.parent_job_id)
-
-
 def _is_so(documents: Documents, event_id: str | None, stage: NoticeStage, seen: frozenset[str]) -> bool:
     """Whether a message tells of it (delivered), or is answered as well (consumed)."""
     if stage is NoticeStage.CONSUMED:
         return event_id in seen
-    return event_id is not None and documents.notice_of(event_id) is not None
+    try:
+        return event_id is not None and documents.notice_of(event_id) is not None
+    except Damaged:  # as far as can be read, nothing tells of it
+        return False

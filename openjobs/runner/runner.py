@@ -176,7 +176,11 @@ class JobRunner:
         self.recovery.mirror = self._mirrors.follow
         #: who is told that background jobs and commands have ended
         self.notices = Notices(
-            store, forget=self._forget, mend=lambda session_id: self._client.list(session_id, status=UNFINISHED)
+            store,
+            forget=self._forget,
+            mend=lambda session_id: self._client.list(session_id, status=UNFINISHED, on_damage=lambda *damage: None),
+            own_id=self.runner_id,
+            own=self._unfinished_here,
         )
         self._submissions = Submissions(
             store,
@@ -320,6 +324,12 @@ class JobRunner:
         with self._roster.lock:
             self._recent.put(ended.job)
             self._roster.drop(ended.live)
+
+    def _unfinished_here(self, session_id: str) -> Jobs:
+        """Without the lock: asked on the store's thread, for which somebody may be waiting with it. A copy of the keys
+        is made in one step."""
+        lives = list(self._roster.by_session.get(session_id, ()))
+        return [live.job for live in lives if live.phase < Phase.ENDED]
 
     def _forget(self, job_id: str) -> None:
         """Something that may follow an end was written: the next `get` reads it."""

@@ -295,22 +295,33 @@ class Documents:
             numbers = list(self._memory.jobs.tagged(_tags_of(statuses)))
         yield from numbers
 
-    def jobs_noticed(self, stage: NoticeStage) -> Iterator[Job]:
-        """The ended jobs whose notice is at `stage` (recorded or delivered), newest first; other pages stay unread."""
+    def jobs_noticed(self, stage: NoticeStage, on_damage: Callable[[Damaged], object] | None = None) -> Iterator[Job]:
+        """The ended jobs whose notice is at `stage` (recorded or delivered), newest first; other pages stay unread.
+        A page or a row that cannot be read is told to `on_damage` and passed over; without it, it is raised."""
         mark, more = _NOTICE_MARK[stage], _NOTICE_TAG[stage]
-        newest = self.newest_page()
-        if mark in newest.data:
-            yield from _at_stage(newest, mark, stage)
+        tell = on_damage or _raise
+        newest: Page | None = None
+        try:
+            newest = self.newest_page()
+        except Damaged as error:
+            tell(error)
+        if newest is not None and mark in newest.data:
+            yield from _at_stage(newest, mark, stage, tell)
         if not self.older_pages():
             return
         with self._memory.lock:
             self._memory.jobs.sync(self._view)
             tags = [STATUS_TAG[status] + more for status in TERMINAL]
             # 24: a row whose other fields hold the mark of the other stage
-            numbers = list(self._memory.jobs.tagged([*tags, *(STATUS_TAG[status] + 24 for status in TERMINAL)]))
-            numbers += self._memory.jobs.unreadable()
+            tags += [STATUS_TAG[status] + 24 for status in TERMINAL]
+            numbers = list(self._memory.jobs.tagged([*tags, UNKNOWN_TAG]))
         for number in numbers:
-            yield from _at_stage(self.older_page(number), mark, stage)
+            try:
+                page = self.older_page(number)
+            except Damaged as error:
+                tell(error)
+                continue
+            yield from _at_stage(page, mark, stage, tell)
 
     # --- nodes ---
 
@@ -482,10 +493,14 @@ class Documents:
         self._changed[path] = data
 
 
-def _at_stage(page: Page, mark: bytes, stage: NoticeStage) -> Iterator[Job]:
+def _at_stage(page: Page, mark: bytes, stage: NoticeStage, tell: Callable[[Damaged], object]) -> Iterator[Job]:
     for job_id, line in reversed(list(page.lines.items())):
         if mark in line:
-            job = page.get(job_id)
+            try:
+                job = page.get(job_id)
+            except Damaged as error:
+                tell(error)
+                continue
             if job is not None and job.notice == stage and job.terminal:
                 yield job
 

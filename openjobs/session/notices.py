@@ -6,12 +6,14 @@ message looks in the same transaction whether one tells of that end already.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 import attrs
 
+from ..errors import Damaged
 from ..jobs import Job, JobStatus
 from .branch import chain
 from .documents import Documents
@@ -135,14 +137,16 @@ def node_of(notices: Sequence[Notice], node_id: str, parent: str | None, now: da
 def answered(documents: Documents, head_id: str | None) -> set[str]:
     """The ends told on the branch of `head_id` with an assistant message after the notice: the model has seen those.
 
-    Looks at the newest messages only, so that a long conversation costs no more than a short one.
+    Looks at the newest messages only, so that a long conversation costs no more than a short one, and no further than
+    can be read: what is told there counts as not seen yet.
     """
     seen: set[str] = set()
     after_answer = False
-    for node in _newest(documents, head_id):
-        if node.function == NOTICE and after_answer:
-            seen.update(events_of(node))
-        after_answer = after_answer or node.role == "assistant"
+    with contextlib.suppress(Damaged):
+        for node in _newest(documents, head_id):
+            if node.function == NOTICE and after_answer:
+                seen.update(events_of(node))
+            after_answer = after_answer or node.role == "assistant"
     return seen
 
 

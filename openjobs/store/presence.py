@@ -37,6 +37,7 @@ class Active(Protocol):
     def mark(self, runner_id: str, session_id: str) -> None: ...
     def clear(self, runner_id: str, session_id: str) -> None: ...
     def sessions(self, runner_id: str) -> list[str]: ...
+    def runners(self) -> list[str]: ...
 
 
 class FileLeases:
@@ -167,6 +168,10 @@ class MemoryActive:
     def sessions(self, runner_id: str) -> list[str]:
         with self._lock:
             return sorted(self._marks.get(runner_id, ()))
+
+    def runners(self) -> list[str]:
+        with self._lock:
+            return sorted(runner_id for runner_id, sessions in self._marks.items() if sessions)
 
 
 def _names(directory: Path) -> list[str]:

@@ -629,10 +629,10 @@ def test_what_is_remembered_is_bounded_and_forgetting_costs_nothing(
     assert len(notices._known) == 2
     pending = pending_jobs
 
-    def broken(store: JobStore, session_id: str, *stages: NoticeStage) -> Any:
+    def broken(store: JobStore, session_id: str, *stages: NoticeStage, **more: Any) -> Any:
         if session_id == "a-broken-one":
             raise errors.Damaged("broken", path="jobs.json")
-        return pending(store, session_id, *stages)
+        return pending(store, session_id, *stages, **more)
 
     monkeypatch.setattr("openjobs.runner.notices.pending_jobs", broken)
     assert notices.ack(str(jobs[0].event_id)) is True

@@ -10,7 +10,7 @@ import pytest
 
 from openjobs.durable import Disk
 from openjobs.durable.disk import AnyPath
-from openjobs.store.presence import FileActive
+from openjobs.store.presence import FileActive, MemoryActive
 from tests.support.disks import RecordingDisk
 
 T = TypeVar("T")
@@ -79,3 +79,12 @@ def test_a_folder_that_is_always_taken_away_is_an_error_in_the_end(tmp_path: Pat
     with pytest.raises(FileNotFoundError):
         FileActive(tmp_path, disk).mark("r", "s")
     assert other.runners() == []
+
+
+@pytest.mark.parametrize("kept", ["on disk", "in memory"])
+def test_who_has_a_mark_is_known(tmp_path: Path, kept: str) -> None:
+    active = FileActive(tmp_path, Disk()) if kept == "on disk" else MemoryActive()
+    assert active.runners() == []
+    for runner_id, session_id in (("r2", "s1"), ("r1", "s1"), ("r1", "s2")):
+        active.mark(runner_id, session_id)
+    assert (active.runners(), active.sessions("r1")) == (["r1", "r2"], ["s1", "s2"])
