@@ -109,7 +109,7 @@ class Notices:
         self._own = own
         self._say_damage = once(
             lambda session_id, error: log.warning(
-                "session %s is told what has ended but for what cannot be read: %s", session_id, error
+                "session %s: what has ended there and cannot be read is not told yet: %s", session_id, error
             )
         )
         self._pid = os.getpid()

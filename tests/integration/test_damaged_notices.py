@@ -131,7 +131,7 @@ def test_what_can_be_read_is_told_and_the_rest_once_it_can(
     assert notices.deliver("s1") is not None
     assert notices.deliver("s1") is None
     assert home.told() == [seen.event_id]
-    said = [each.getMessage() for each in caplog.records if "but for what cannot be read" in each.getMessage()]
+    said = [each.getMessage() for each in caplog.records if "is not told yet" in each.getMessage()]
     assert len(said) == 1
     assert path in said[0]
     assert home.store.get(seen.job_id).notice is NoticeStage.DELIVERED
