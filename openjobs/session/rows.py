@@ -114,7 +114,7 @@ def cut_texts(job: Job) -> tuple[str, ...]:
 
 def with_prompt_of(job: Job, known: Job) -> Job:
     """`job` with the prompt of `known`, the same job, where only its beginning could be read."""
-    if PROMPT not in cut_texts(job) or PROMPT in cut_texts(known):
+    if PROMPT not in job.extra.get(CUT, ()) or PROMPT in known.extra.get(CUT, ()):
         return job
     cut = [name for name in job.extra[CUT] if name != PROMPT]
     extra = {name: value for name, value in job.extra.items() if name != CUT} | ({CUT: cut} if cut else {})

@@ -390,7 +390,14 @@ class TestTheWire:
         job = a_job()
         assert wire.job_from_wire({**wire.job_to_wire(job), "colour": "red"}) == job
 
-    @pytest.mark.parametrize("change", [{"status": "dreaming"}, {"created_at": "yesterday"}, {"context_mode": None}])
+    def test_a_job_that_is_not_whole_says_so_there_too(self) -> None:
+        """What of its prompt cannot be read is not taken for a short prompt."""
+        job = a_job(extra={"cut": ["description"]})
+        assert wire.job_from_wire(json.loads(wire.encode(wire.job_to_wire(job)))) == job
+
+    @pytest.mark.parametrize(
+        "change", [{"status": "dreaming"}, {"created_at": "yesterday"}, {"context_mode": None}, {"cut": 1}]
+    )
     def test_a_job_that_cannot_be_read_is_a_typed_error(self, change: dict[str, Any]) -> None:
         with pytest.raises(BadFrame):
             wire.job_from_wire({**wire.job_to_wire(a_job()), **change})
