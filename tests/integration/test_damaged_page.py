@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import pytest
 from openjobs import GitJobStore, JobClient, JobRunner, JobStatus, SpawnRequest, TurnRequest, TurnResult, errors
 from openjobs.jobs import Queued, Started
 from openjobs.runner.recovery import Recovery
+from openjobs.server.backend import RunnerBackend
+from openjobs.server.feed import Feed, Filter
 from openjobs.session.pages import NEWEST, PAGE_ROWS
 from tests.support import eventually, git
 from tests.support.cli import Cli
@@ -244,6 +247,25 @@ def test_what_is_under_a_lost_job_is_asked_to_stop(home: Home, by: str, caplog: 
     assert home.broken in said[0]
 
 
+def test_what_stood_in_a_session_that_is_gone_keeps_nothing_from_being_stopped(tmp_path: Path) -> None:
+    """The home's index still names it."""
+    with GitJobStore(tmp_path / "home", durability="relaxed") as store:
+        for session_id in ("s1", "s2"):
+            store.create_session(session_id)
+        parent = store.create(job_for(store, "s1"), Queued())
+        gone, left = (
+            store.create(job_for(store, session_id, parent_job_id=parent.job_id), Queued(runner_id=DEAD))
+            for session_id in ("s2", "s1")
+        )
+    shutil.rmtree(tmp_path / "home" / "sessions" / "s2")
+    with GitJobStore(tmp_path / "home", durability="relaxed") as store, JobClient(store) as client:
+        assert client.cancel(parent.job_id).status is JobStatus.CANCELLED
+        assert store.get(left.job_id).cancel_requested_at is not None
+        with pytest.raises(errors.UnknownJob):
+            store.get(gone.job_id)
+        assert store.fsck("s1").clean
+
+
 @pytest.mark.parametrize("status", [None, JobStatus.RUNNING])
 def test_all_others_are_seen_by_the_session_that_asked_for_them(
     home: Home, store: GitJobStore, status: JobStatus | None, caplog: pytest.LogCaptureFixture
@@ -335,6 +357,29 @@ def test_the_command_line_shows_the_job_above_them(home: Home) -> None:
     ended = Cli(home.path).inside("--json", "show", home.parent, code=6)
     assert json.loads(ended.out)["children"] == home.readable
     assert ended.err.count(home.broken) == 1
+
+
+def test_the_panel_pages_through_all_others(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where they are not in memory any more, and each page comes from the store."""
+    with (
+        GitJobStore(home.path, durability="relaxed") as store,
+        JobRunner(store, 1, lambda request, cancel_event: TurnResult()) as runner,
+    ):
+        backend = RunnerBackend(runner)
+        feed = Feed(backend, keep_rows=5)
+        feed.start()
+        try:
+            assert feed.until_loaded(20)
+            ids: list[str] = []
+            before = None
+            while before is not None or not ids:
+                page = feed.page(Filter(session_id="s1"), before, 20)
+                ids += [row["id"] for row in page["tasks"]]
+                before = page["next_before"]
+        finally:
+            feed.close()
+            backend.close()
+    assert ids == home.readable[::-1]
 
 
 def test_the_panel_shows_all_others(home: Home, caplog: pytest.LogCaptureFixture) -> None:
