@@ -68,14 +68,45 @@ def logs_command(state: State, id: str, follow: bool, raw: bool, stream: str | N
 
 
 def find(state: State, prefix: str) -> Found:
-    """The one task, job or run whose id begins so. Raises `NotFound`, `AmbiguousId`."""
+    """The one task, job or run whose id begins so. Raises `NotFound`, `AmbiguousId`.
+
+    Damage on one side (an index, a journal) hides nothing whose whole id the other one has: it is only named.
+    """
     wanted = prefix.strip().lower()
     if not is_prefix(wanted):
         raise _unknown(prefix)
-    found = {
+    found: dict[str, Found] = {}
+    unread: list[Exception] = []
+    for those in (_tasks_of, _jobs_of):
+        try:
+            found.update(those(state, wanted))
+        except NotFound:
+            raise
+        except (OpenJobsError, OSError) as error:
+            unread.append(error)
+    if unread:
+        found = {one.owner_id: one for one in found.values() if wanted in (one.owner_id, one.run_id)}
+        if not found:
+            raise unread[0]
+        for error in unread:
+            output.note(f"openjobs: {exits.explain(error)}")
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        ids = list(found)
+        raise AmbiguousId(f"more than one id begins with {prefix!r}", candidates=ids)
+    raise _unknown(prefix)
+
+
+def _tasks_of(state: State, wanted: str) -> dict[str, Found]:
+    return {
         entry.job_id: Found(owner_id=entry.job_id, session_id=entry.session_id, run_id=entry.job_id, is_task=True)
         for entry in state.tasks.matching(wanted)
     }
+
+
+def _jobs_of(state: State, wanted: str) -> dict[str, Found]:
+    found = {}
     index = state.job_index
     for entry in (*index.by_id(wanted), *index.by_run(wanted)):
         run_id = entry.run_id or state.store.row(entry.job_id).run_id
@@ -83,12 +114,7 @@ def find(state: State, prefix: str) -> Found:
             found[entry.job_id] = Found(
                 owner_id=entry.job_id, session_id=entry.session_id, run_id=run_id, is_task=False
             )
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if found:
-        ids = list(found)
-        raise AmbiguousId(f"more than one id begins with {prefix!r}", candidates=ids)
-    raise _unknown(prefix)
+    return found
 
 
 def _unknown(prefix: str) -> NotFound:

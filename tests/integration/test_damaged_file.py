@@ -124,6 +124,35 @@ def test_something_else_in_an_indexs_place_is_no_empty_index(home: Home, spoil: 
         assert hidden in cli.inside(*listing).out
 
 
+@pytest.mark.parametrize("spoil", [a_pipe, a_directory, a_link])
+def test_logs_of_a_whole_id_are_found_where_the_other_index_is_damaged(
+    home: Home, spoil: Callable[[Path], None]
+) -> None:
+    """The damage is named beside the log; what only begins so may be in the other index, so that is refused."""
+    cli = Cli(home.path)
+    shell = ("--json", "agent", "--agent", "shell", "--session", "s2", "echo from a job")
+    job = cli.inside(*shell).json
+    task_id = cli.inside("--json", "run", "--session", "s2", "--", "echo", "from a command").json["task_id"]
+    for name, hidden, others, said in (
+        ("tasks", task_id, (job["job_id"], job["run_id"]), "from a job\n"),
+        ("jobs", job["job_id"], (task_id,), "from a command\n"),
+    ):
+        index = home.path / "index" / f"{name}.jsonl"
+        whole = index.read_bytes()
+        spoil(index)
+        for other in others:
+            shown = cli.inside("logs", other)
+            assert shown.out == said
+            assert shown.err.count(str(index)) == 1
+            assert str(index) in cli.inside("logs", other[:8], code=6).err
+        assert str(index) in cli.inside("logs", hidden, code=6).err
+        if index.is_dir():
+            index.rmdir()
+        index.unlink(missing_ok=True)
+        index.write_bytes(whole)
+        assert cli.inside("logs", others[0]).err == ""
+
+
 def test_a_journal_that_is_a_link_to_nothing_is_found(home: Home) -> None:
     """By `fsck` and `recover`: it is not taken for a session without background commands."""
     a_link(home.journal)
