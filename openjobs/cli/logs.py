@@ -88,8 +88,8 @@ def find(state: State, prefix: str) -> Found:
         found = {one.owner_id: one for one in found.values() if wanted in (one.owner_id, one.run_id)}
         if not found:
             raise unread[0]
-        for error in unread:
-            output.note(f"openjobs: {exits.explain(error)}")
+        for damage in unread:
+            output.note(f"openjobs: {exits.explain(damage)}")
     if len(found) == 1:
         return next(iter(found.values()))
     if found:

@@ -28,9 +28,10 @@ def recover_command(state: State) -> int:
     errored ("worker died before completion"); jobs of living processes are never touched. Before
     that, what the home's index of ids lacks is put back from the sessions: it may have been lost.
     """
-    indexed, damaged = _reindexed(state)
+    damaged: set[str] = set()
+    indexed = _reindexed(state, damaged)
     jobs = state.client.recover()
-    tasks = _recovered_tasks(state)
+    tasks = _recovered_tasks(state, damaged)
     if state.json:
         shown = {"jobs": [shapes.job(job) for job in jobs], "tasks": [shapes.task(task) for task in tasks]}
         output.json_value({**shown, "indexed": indexed})
@@ -48,11 +49,10 @@ def recover_command(state: State) -> int:
     return exits.REFUSED if damaged else exits.COMPLETED
 
 
-def _reindexed(state: State) -> tuple[int, bool]:
-    """How many jobs and background commands the index lacked, and whether some session could not be read whole."""
+def _reindexed(state: State, damaged: set[str]) -> int:
+    """How many jobs and background commands the index lacked. Sessions that could not be read whole are told of, and
+    put into `damaged`."""
     from ..store.reindex import put_back
-
-    damaged: set[str] = set()
 
     def on_damage(session_id: str, error: OpenJobsError) -> None:
         damaged.add(session_id)
@@ -67,21 +67,27 @@ def _reindexed(state: State) -> tuple[int, bool]:
             lost += state.tasks.unindexed(session_id)
         except (Damaged, FileRefused) as error:
             on_damage(session_id, error)
-    return indexed + put_back(state.tasks.index, lost), bool(damaged)
+    return indexed + put_back(state.tasks.index, lost)
 
 
 def _has_tasks(state: State, session_id: str) -> bool:
     return os.path.lexists(state.home / "sessions" / session_id / "tasks.jsonl")
 
 
-def _recovered_tasks(state: State) -> list[Task]:
-    """Only ends are recorded: what still runs waits for a process that stays."""
+def _recovered_tasks(state: State, damaged: set[str]) -> list[Task]:
+    """Those whose end is recorded now: what still runs waits for a process that stays. Damage is told of once."""
     if not (state.home / "active-tasks").exists():
         return []
     from ..processes import ProcessSupervisor
 
+    def on_damage(session_id: str, error: OpenJobsError | OSError) -> None:
+        if session_id not in damaged:
+            damaged.add(session_id)
+            said = one_line(str(error))
+            output.note(f"the background commands of session {session_id} could not be recovered: {said}")
+
     with ProcessSupervisor(state.store) as supervisor:
-        return supervisor.recover(adopt=False)
+        return [task for task in supervisor.recover(adopt=False, on_damage=on_damage) if task.terminal]
 
 
 @command("fsck")
@@ -121,12 +127,18 @@ def _journal_findings(state: State, session_id: str) -> list[dict[str, str]]:
 
     if not _has_tasks(state, session_id):
         return []
+    found = []
+    try:
+        state.tasks.journal(session_id).check_lock()
+    except Refused as error:
+        found.append({"where": ".tasks.jsonl.lock", "what": str(error)})
     try:
         if lost := state.tasks.unindexed(session_id):
-            return [{"where": "index", "what": lacks("background command", [entry.job_id for _, entry in lost])}]
+            what = lacks("background command", [entry.job_id for _, entry in lost])
+            found.append({"where": "index", "what": what})
     except (Damaged, Refused) as error:
-        return [{"where": "tasks.jsonl", "what": str(error)}]
-    return []
+        found.append({"where": "tasks.jsonl", "what": str(error)})
+    return found
 
 
 def _fact_findings(state: State, session_id: str) -> list[dict[str, str]]:

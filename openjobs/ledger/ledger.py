@@ -20,7 +20,16 @@ import attrs
 from ..clock import Clock, SystemClock
 from ..durable import Disk, FileLock
 from ..durable.private import check_file, is_same, opened_for_reading
-from ..errors import Bug, CursorLost, Damaged, ForkedProcess, OutcomeUnknown, SessionBusy, StoreWriteFailed
+from ..errors import (
+    Bug,
+    CursorLost,
+    Damaged,
+    FileRefused,
+    ForkedProcess,
+    OutcomeUnknown,
+    SessionBusy,
+    StoreWriteFailed,
+)
 from .cursor import START, Cursor
 from .lines import Line, Scan, damaged, decode_payload, encode, encode_payload, is_news, is_record_of, newest, resume
 
@@ -217,11 +226,24 @@ class Ledger:
         with self.exclusive() as held:
             return held.compact(keep)
 
-    def _lock_file(self) -> FileLock:
+    def check_lock(self) -> Path:
+        """Where the lock is that every append takes. Raises `FileRefused`, with what to do, where something stands
+        there that can be none: only a person can take it away. One look, and nothing is waited for."""
         path = self.path.with_name(f".{self.path.name}.lock")
-        with contextlib.suppress(FileNotFoundError):
+        try:
             check_file(path, os.lstat(path))
-        lock = FileLock(path, self._disk)
+        except FileNotFoundError:
+            pass  # the first append makes it
+        except FileRefused as error:
+            raise FileRefused(
+                f"{error}; until that is put right nothing can be written to {self.path.name}: what is no file may be"
+                " moved away, it is only a lock",
+                path=str(path),
+            ) from None
+        return path
+
+    def _lock_file(self) -> FileLock:
+        lock = FileLock(self.check_lock(), self._disk)
         deadline = self._clock.monotonic() + self._busy_timeout_s
         pause, longest = _LOCK_PAUSE_S
         never = threading.Event()

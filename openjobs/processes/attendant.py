@@ -410,7 +410,8 @@ class Attendant:
             more, retry = False, False
             try:
                 more = self._step(live)
-            except _PASSING as error:
+            except (*_PASSING, Refused, Damaged) as error:
+                # Of the second kind, a journal or its lock, which a person may put right.
                 retry = True
                 quiet = live.warned or isinstance(error, LogBusy | SessionBusy)
                 live.warned = live.warned or not quiet

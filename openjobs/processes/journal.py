@@ -256,6 +256,10 @@ class TaskJournal:
             ]
         return [task for task in map(self._known_task, ids) if task.event_id is not None]
 
+    def check_lock(self) -> None:
+        """Raises `FileRefused` where nothing can be recorded before a person has put something right."""
+        self._ledger.check_lock()
+
     def state(self) -> tuple[int, int, int] | None:
         """What changes when the file does; one stat."""
         return self._ledger._stat()

@@ -40,7 +40,7 @@ from ..store.index import Entry, key_of
 from ..store.presence import FileActive, Held
 from . import layout, rundir
 from .attendant import OUTPUT_EVERY_S, Attendant, Live, Lives
-from .client import MARKS, TaskClient, run_directory
+from .client import MARKS, OnDamage, TaskClient, run_directory
 from .facts import TaskFacts
 from .identity import System, this_system
 from .journal import TaskJournal, same_command
@@ -397,11 +397,12 @@ class ProcessSupervisor:
 
     # --- recovery ----------------------------------------------------------------------------------
 
-    def recover(self, *, adopt: bool = True) -> Tasks:
+    def recover(self, *, adopt: bool = True, on_damage: OnDamage | None = None) -> Tasks:
         """Take over what dead workers left: adopt whom a keeper proves alive, record the end of all others.
 
         Nothing is run again, and a living worker's tasks are not touched. Idempotent, may die anywhere. Returns the
         tasks as they stand then. A process that does not stay says `adopt=False`: what still runs is left.
+        A session that could not be recovered is told to `on_damage`, else logged, and left to the next recovery.
         """
         self._check()
         met: Tasks = []
@@ -419,7 +420,10 @@ class ProcessSupervisor:
                         self._marks.clear(worker_id, session_id)
                 except (OpenJobsError, OSError) as error:
                     complete = False
-                    log.warning("tasks of session %s, worker %s: %s", session_id, short(worker_id), error)
+                    if on_damage is not None:
+                        on_damage(session_id, error)
+                    else:
+                        log.warning("tasks of session %s, worker %s: %s", session_id, short(worker_id), error)
             if complete:
                 self._marks.remove(worker_id)
                 if not self._store.active.sessions(worker_id):
@@ -432,6 +436,8 @@ class ProcessSupervisor:
         journal = self.client.journal(session_id)
         orphans = [task for task in journal.unfinished() if self._is_dead(task)]
         taken = [task for task in orphans if adopt or not rundir.keeper_lives(self._run_dir(task))]
+        if taken:
+            journal.check_lock()  # no step would ever come through, and all that follows waits for one
         lives = [live for task in taken if (live := self._take_over(task)) is not None]
         lives += self._unfinished_logs(journal)
         deadline = time.monotonic() + _RECOVER_S
@@ -485,6 +491,7 @@ class ProcessSupervisor:
         task = journal.get(task.task_id)
         if task.terminal or not (self._is_dead(task) or self._is_forgotten(task)):
             return task
+        journal.check_lock()
         self._mark(task.session_id)
         live = self._take_over(task)
         if live is not None:

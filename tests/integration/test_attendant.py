@@ -317,6 +317,25 @@ def test_a_damaged_journal_is_said_once_and_keeps_no_stop_of_another_session(
     assert supervisor.wait(kept.task_id, BOUND_S).status is TaskStatus.CANCELLED
 
 
+def test_a_journal_that_takes_no_end_is_said_once_and_has_it_when_it_can(
+    supervisor: ProcessSupervisor, store: GitJobStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A directory stands in the place of its lock until somebody takes it away: nothing else would help."""
+    task = supervisor.start("s", "while [ ! -e go ]; do sleep 0.02; done; exit 6", env=ENV)
+    lock = store.session_dir("s") / ".tasks.jsonl.lock"
+    lock.unlink()
+    lock.mkdir()
+    (store.session_dir("s") / "work" / "go").touch()
+    live = live_of(supervisor, task)
+    eventually(lambda: live.retry_s >= 0.8, BOUND_S)  # it was tried three times at least
+    said = [record for record in caplog.records if str(lock) in record.getMessage()]
+    assert [record.levelname for record in said] == ["WARNING"]
+    assert not [record for record in caplog.records if record.exc_info]
+    lock.rmdir()
+    assert supervisor.wait(task.task_id, BOUND_S).exit_code == 6
+    assert facts(supervisor, task).count("ended") == 1
+
+
 def test_an_end_whose_record_cannot_be_read_now_is_not_made_up(
     supervisor: ProcessSupervisor, store: GitJobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import attrs
 import pytest
 
 from openjobs import GitJobStore, JobRunner, TurnResult
+from openjobs.errors import FileRefused
 from openjobs.jobs import JobStatus, Queued, Started
-from openjobs.processes import ProcessSupervisor
+from openjobs.processes import ProcessSupervisor, rundir
 from openjobs.session.pages import PAGE_ROWS
 from openjobs.tools import AgentTools, ToolText
-from tests.support import git
+from tests.support import eventually, git
 from tests.support.cli import Cli
 from tests.support.homes import fill
 from tests.support.jobs import job_for
@@ -160,6 +162,47 @@ def test_a_journal_that_is_a_link_to_nothing_is_found(home: Home) -> None:
     assert str(home.journal) in cli.inside("fsck", "s1", code=6).out
     assert str(home.journal) in cli.inside("recover", code=6).err
     assert home.journal.is_symlink()
+
+
+def a_command_of_the_dead(home: Path, session_id: str) -> str:
+    """One that has ended under its keeper, and whose worker has left before that."""
+    with GitJobStore(home, durability="relaxed") as store:
+        go = home / "sessions" / session_id / "work" / "go"
+        with ProcessSupervisor(store) as supervisor:
+            task = supervisor.start(session_id, "while [ ! -e go ]; do sleep 0.02; done; exit 3")
+        go.touch()
+        run_dir = supervisor.client.run_dir(task)
+        eventually(lambda: not rundir.keeper_lives(run_dir), 20)
+        go.unlink()
+    return task.task_id
+
+
+@pytest.mark.parametrize("spoil", [a_pipe, a_directory, a_link])
+def test_a_journals_lock_that_is_no_file_is_told_of_at_once(home: Home, spoil: Callable[[Path], None]) -> None:
+    """`recover` waits for nothing there, names it with what to do, and recovers all other sessions; exit code 6."""
+    left = {session_id: a_command_of_the_dead(home.path, session_id) for session_id in ("s1", "s2")}
+    lock = home.journal.with_name(".tasks.jsonl.lock")
+    lock.touch()
+    spoil(lock)
+    cli = Cli(home.path)
+    try:
+        before = time.monotonic()
+        recovered = cli.inside("recover", code=6)
+        assert time.monotonic() - before < 10
+        assert recovered.err.count(str(lock)) == 1
+        assert "move" in recovered.err
+        assert [line.split("\t")[:2] for line in recovered.out.splitlines()] == [[left["s2"], "failed"]]
+        with (
+            GitJobStore(home.path, durability="relaxed") as store,
+            ProcessSupervisor(store) as supervisor,
+            pytest.raises(FileRefused, match="move") as refused,
+        ):
+            supervisor.wait(left["s1"], 20)
+        assert refused.value.path == str(lock)
+        assert str(lock) in cli.inside("fsck", "s1", code=6).out
+    finally:
+        lock.rmdir() if lock.is_dir() and not lock.is_symlink() else lock.unlink()
+    assert left["s1"] in cli.inside("recover").out
 
 
 def test_a_lease_that_cannot_be_looked_at_leaves_its_jobs_and_hides_no_other(home: Home) -> None:
