@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: between TERM and KILL, for what a dead keeper left of a tree
+GRACE_S = 1.0
+
 
 class JobLogs:
     """Guarantees: a log is never the job's problem. One that cannot be written now (disk full) goes on with the next
-    output, with the end, and with the end of other jobs; one that cannot be used at all is left as it is.
+    output, with the end, with the end of other jobs, and with the end of all; one that cannot be used at all is left
+    as it is. A keeper's record that cannot be read costs no log either: it is settled as whoever buries a run does.
 
     What the lock protects: the table of logs that are not complete.
     """
@@ -58,10 +62,13 @@ class JobLogs:
             return len(self._logs)
 
     def close(self) -> None:
-        """Put every log down as it is. One whose command still runs is opened again by its next output."""
+        """Put every log down as it is. One whose command still runs is opened again by its next output; one that only
+        could not be written is tried once more."""
         with self._lock:
             logs = list(self._logs.values())
         for each in logs:
+            if each.late:
+                each._complete_if_all_is_known()
             each._rest()
 
     def _done(self, run_id: str) -> None:
@@ -117,6 +124,8 @@ class JobLog:
         """With the lock held: take what is there. Whether that went well."""
         if self._broken:
             return False
+        from ..processes import rundir
+
         try:
             self._step(keeper)
         except (StoreWriteFailed, OutcomeUnknown, LogBusy, OSError) as error:
@@ -124,6 +133,8 @@ class JobLog:
             self._put_down()
             return False
         except OpenJobsError as error:
+            if rundir.is_of_exit(error, self._run_dir):
+                return True  # not the log's fault; see `_bury`
             log.error("job %s: its log cannot be written; it is left as it is: %s", self._job_id, error)
             self._broken = True
             self._put_down()
@@ -142,6 +153,27 @@ class JobLog:
         while self._tail.step():
             pass
 
+    def _take_all(self, tail: RunTail) -> bool:
+        """With the lock held, of a command that has ended: whether every byte is in the log."""
+        if not self._try(None):
+            return False
+        return tail.drained or (self._bury() and self._try(None) and tail.drained)
+
+    def _bury(self) -> bool:
+        """With the lock held. A keeper that has gone left no record that says how much output there is, or one that
+        nobody can read: that is moved aside, and what is there is all. False while somebody holds the keeper's lock, or
+        where the disk refuses; then it is tried again."""
+        from ..processes import rundir
+        from ..processes.identity import this_system
+
+        system = this_system()
+        try:
+            found = rundir.bury(self._run_dir, task_id=self.run_id, disk=self._disk, system=system, grace_s=GRACE_S)
+        except (OpenJobsError, OSError) as error:
+            log.warning("job %s: its run could not be settled and is tried again: %s", self._job_id, error)
+            return False
+        return found is not None
+
     def _complete_if_all_is_known(self) -> None:
         with self._lock:
             if not self._drained or self._outcome is None:
@@ -153,7 +185,7 @@ class JobLog:
 
     def _completed(self, outcome: str) -> bool:
         """With the lock held. Whether nothing is left to do, now or ever."""
-        if self._tail is not None and self._try(None) and self._tail.drained:
+        if self._tail is not None and self._take_all(self._tail):
             try:
                 self._tail.complete(outcome)
             except (StoreWriteFailed, OutcomeUnknown, LogBusy, OSError) as error:

@@ -295,7 +295,7 @@ def sessions_command(state: State, limit: int) -> int:
 
     Each with its title, the number of its unfinished jobs, when its repository last changed, and where it is.
     """
-    newest = sorted(((_changed_at(state, one), one) for one in state.store.sessions()), reverse=True)
+    newest = sorted(((_changed_at(state, one), one) for one in state.every_session()), reverse=True)
     shown = [_session(state, one, changed) for changed, one in newest[: limit or None]]
     if state.json:
         output.json_value({"sessions": shown, "more": len(shown) < len(newest)})

@@ -282,6 +282,10 @@ class State:
                 tasks[task_id] = None
         return list(jobs), list(tasks)
 
+    def every_session(self) -> list[str]:
+        """Ids of all sessions, sorted; also of those in whose place something else stands: it is said where it is."""
+        return sorted([*self.store.sessions(), *(session_id for session_id, _ in self.store.misplaced())])
+
     def make_session(self, session_id: str) -> None:
         """A session is made on first use."""
         if not self.store.has_session(session_id):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import Damaged, FileRefused, InvalidInput, OpenJobsError, Refused
+from ..errors import Damaged, FileRefused, InvalidInput, OpenJobsError, Refused, RepositoryRefused
 from . import exits, output, shapes
 from .listing import print_jobs
 from .live import spinner
@@ -100,12 +100,13 @@ def fsck_command(state: State, sessions: tuple[str, ...]) -> int:
     against their states. Changes nothing. Exit code 6 with any finding.
     """
     reports: list[dict[str, Any]] = []
-    for session_id in sessions or state.store.sessions():
+    for session_id in sessions or state.every_session():
         with spinner(f"checking {session_id}"):
             report = state.store.fsck(session_id)
         found = [{"where": finding.where, "what": finding.what} for finding in report.findings]
-        found += _journal_findings(state, session_id) + _log_findings(state, session_id)
-        found += _fact_findings(state, session_id)
+        if os.path.isdir(state.home / "sessions" / session_id):  # else that is said, and there is nothing in it
+            found += _journal_findings(state, session_id) + _log_findings(state, session_id)
+            found += _fact_findings(state, session_id)
         reports.append({"session_id": session_id, "counts": dict(report.counts), "findings": found})
         if not state.json:
             told = [(count, one_line(name)) for name, count in report.counts.items() if name != "sessions"]
@@ -168,9 +169,15 @@ def gc_command(state: State, sessions: tuple[str, ...], older_than: float | None
     Nothing that any job or message needs is removed. It may run beside living runners.
     """
     reports: list[dict[str, Any]] = []
-    for session_id in sessions or state.store.sessions():
-        with spinner(f"packing {session_id}"):
-            report = state.store.gc(session_id)
+    refused = False
+    for session_id in sessions or state.every_session():
+        try:
+            with spinner(f"packing {session_id}"):
+                report = state.store.gc(session_id)
+        except (Damaged, RepositoryRefused) as error:
+            refused = True
+            output.note(f"session {session_id} was left as it is: {one_line(str(error))}")
+            continue
         sizes = {"before_bytes": report.before_bytes, "after_bytes": report.after_bytes}
         removed, freed = (0, 0) if older_than is None else _remove_logs(state, session_id, older_than)
         reports.append({"session_id": session_id, **sizes, "logs_removed": removed, "logs_bytes": freed})
@@ -183,7 +190,7 @@ def gc_command(state: State, sessions: tuple[str, ...], older_than: float | None
         before = sum(report["before_bytes"] for report in reports)
         after = sum(report["after_bytes"] for report in reports)
         output.note(f"{plural(len(reports), 'session')}: {size(before)} -> {size(after)}")
-    return exits.COMPLETED
+    return exits.REFUSED if refused else exits.COMPLETED
 
 
 def _remove_logs(state: State, session_id: str, older_than_s: float) -> tuple[int, int]:

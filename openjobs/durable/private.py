@@ -32,6 +32,14 @@ def check_directory(path: Path, found: os.stat_result) -> None:
     _check(path, found, stat.S_ISDIR, "a directory", NOT_WRITABLE)
 
 
+def refuse_in_place_of_directory(path: Path) -> None:
+    """Raises `FileRefused` for something that stands at `path`, is no directory and leads to none: what lacks in it
+    was not left out on purpose. Nothing at all is no offence."""
+    if os.path.lexists(path) and not os.path.isdir(path):
+        kind = "it is a link that leads nowhere" if path.is_symlink() else "it is not a directory"
+        raise FileRefused(f"{path} was refused and left as it was: {kind}", path=str(path))
+
+
 def _check(path: Path, found: os.stat_result, is_kind: object, kind: str, forbidden: int) -> None:
     assert callable(is_kind)
     problem = None

@@ -19,7 +19,7 @@ import attrs
 
 from ..clock import Clock, SystemClock
 from ..durable import Disk, FileLock
-from ..durable.private import check_file, is_same, opened_for_reading
+from ..durable.private import check_file, is_same, opened_for_reading, refuse_in_place_of_directory
 from ..errors import (
     Bug,
     CursorLost,
@@ -137,7 +137,8 @@ class Ledger:
                         yield record
                 if missing:
                     raise self._lost(since)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            refuse_in_place_of_directory(self.path.parent)
             if must_fit and since != START:
                 raise self._lost(since) from None
 
@@ -232,8 +233,8 @@ class Ledger:
         path = self.path.with_name(f".{self.path.name}.lock")
         try:
             check_file(path, os.lstat(path))
-        except FileNotFoundError:
-            pass  # the first append makes it
+        except (FileNotFoundError, NotADirectoryError):
+            refuse_in_place_of_directory(self.path.parent)  # else the first append makes it
         except FileRefused as error:
             raise FileRefused(
                 f"{error}; until that is put right nothing can be written to {self.path.name}: what is no file may be"

@@ -372,7 +372,9 @@ class Attendant:
                 log.warning("stops of session %s cannot be looked for before it is repaired: %s", session_id, error)
                 self._states[session_id] = self._client.journal(session_id).state()  # it is said once
             except (OpenJobsError, OSError) as error:
-                log.warning("stops of session %s cannot be looked for: %s", session_id, error)
+                if self._states.get(session_id) != str(error):
+                    log.warning("stops of session %s cannot be looked for: %s", session_id, error)
+                self._states[session_id] = str(error)  # no state of a journal: it is looked at again, and said once
 
     def _look_for_stops_of(self, session_id: str, lives: Lives) -> None:
         journal = self._client.journal(session_id)
@@ -436,7 +438,7 @@ class Attendant:
         try:
             return self._take(live)
         except Damaged as error:
-            if not _is_of_exit(error, live):
+            if not rundir.is_of_exit(error, live.run_dir):
                 raise
             # It is moved aside, and what it said is lost; a keeper that lives after all will write its own.
             return self._settle(live)
@@ -445,7 +447,7 @@ class Attendant:
         try:
             more = live.tail.step()
         except (Damaged, Refused) as error:
-            if isinstance(error, _PASSING) or _is_of_exit(error, live):
+            if isinstance(error, _PASSING) or rundir.is_of_exit(error, live.run_dir):
                 raise
             return self._without_log(live, error)
         self._rest_others(live)
@@ -561,11 +563,6 @@ class Attendant:
                 one.tail.rest()
             finally:
                 self._over(one, False, False)
-
-
-def _is_of_exit(error: Exception, live: Live) -> bool:
-    """Whether its exit record is what is damaged, and not its log. The error knows; by now another may stand there."""
-    return isinstance(error, Damaged) and error.path == str(live.run_dir / layout.EXIT)
 
 
 def _size(path: Path) -> int:

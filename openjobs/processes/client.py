@@ -21,6 +21,7 @@ from ..durable.lease import is_held
 from ..errors import AmbiguousId, Damaged, InvalidInput, InvalidTransition, OpenJobsError, UnknownTask
 from ..ids import check_session_id, is_prefix
 from ..store.index import Entry, FileIndex, key_of
+from ..store.places import misplaced
 from ..store.reindex import lacking
 from . import layout, rundir
 from .journal import TaskJournal
@@ -125,9 +126,10 @@ class TaskClient:
     def newest_first(self, on_damage: OnDamage | None = None) -> Iterator[Task]:
         """The tasks of all sessions. What cannot be read raises; with `on_damage` that is told of it instead, once a
         session, and all others follow."""
-        met, damaged = set(), set()
+        met, told = set(), set()
+        elsewhere = self._misplaced(on_damage) if on_damage is not None else set()
         for entry in self.index.newest_first():
-            if entry.job_id in met:
+            if entry.job_id in met or entry.session_id in elsewhere:
                 continue
             try:
                 task = self.shown(self.journal(entry.session_id).get(entry.job_id))
@@ -136,8 +138,8 @@ class TaskClient:
             except (OpenJobsError, OSError) as error:
                 if on_damage is None:
                     raise
-                if entry.session_id not in damaged:
-                    damaged.add(entry.session_id)
+                if entry.session_id not in told:
+                    told.add(entry.session_id)
                     on_damage(entry.session_id, error)
                 continue
             met.add(entry.job_id)
@@ -146,12 +148,20 @@ class TaskClient:
     def running(self, on_damage: OnDamage) -> Tasks:
         """The unfinished tasks of the sessions that workers have marked, newest first; no other journal is read."""
         found = []
-        for session_id in sorted({path.name for path in (self.home / MARKS).glob("*/*")}):
+        elsewhere = self._misplaced(on_damage)
+        for session_id in sorted({path.name for path in (self.home / MARKS).glob("*/*")} - elsewhere):
             try:
                 found += [self.shown(task) for task in self.journal(session_id).unfinished()]
             except (OpenJobsError, OSError) as error:
                 on_damage(session_id, error)
         return sorted(found, key=lambda task: task.created_at, reverse=True)
+
+    def _misplaced(self, on_damage: OnDamage) -> set[str]:
+        """Ids of sessions in whose place something else stands, each told to `on_damage`."""
+        found = dict(misplaced(self.home / "sessions"))
+        for session_id, error in found.items():
+            on_damage(session_id, error)
+        return set(found)
 
     def run_dir(self, task: Task) -> Path:
         return run_directory(self.home, task.session_id, task.task_id)

@@ -152,6 +152,12 @@ def readable_exit(run_dir: Path, disk: Disk) -> ExitRecord | None:
         return None
 
 
+def is_of_exit(error: Exception, run_dir: Path) -> bool:
+    """Whether the run's exit record is what is damaged, and not its log. The error knows; by now another may stand
+    there."""
+    return isinstance(error, Damaged) and error.path == str(run_dir / layout.EXIT)
+
+
 def unreadable_exit(run_dir: Path) -> str:
     """The name of the exit record that was moved aside (the first one), or ""."""
     name = layout.EXIT + layout.UNREADABLE

@@ -213,7 +213,8 @@ class Calls:
     def sessions(self) -> Answer:
         known = self._feed.sessions()
         found = []
-        for session_id in self._app.store.sessions():
+        store = self._app.store
+        for session_id in sorted([*store.sessions(), *(each for each, _ in store.misplaced())]):
             about = known.get(session_id, {})
             title, created_at, head_id, damaged = "", None, None, None
             try:

@@ -12,7 +12,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from ..errors import (
     InvalidInput,
     JobExists,
     NotFound,
+    OpenJobsError,
     RepositoryRefused,
     UnknownJob,
     UnknownNode,
@@ -175,6 +176,13 @@ class JobStore(ABC):
 
     @abstractmethod
     def has_session(self, session_id: str) -> bool: ...
+
+    def misplaced(self) -> Iterable[tuple[str, OpenJobsError]]:
+        """Session id and what is wrong, for what stands in the place of a session and is no directory.
+
+        None of `sessions`, since none can be used; but a session that is asked for by that id is refused, not unknown.
+        """
+        return ()
 
     # --- sessions ---
 
@@ -625,7 +633,8 @@ class JobStore(ABC):
         self._check_usable()
         if session_id is not None and not self.has_session(check_session_id(session_id)):
             raise self._unknown_session(session_id)
-        return reindex(self, self.sessions() if session_id is None else [session_id], on_damage)
+        every = [session_id] if session_id is not None else [*self.sessions(), *(each for each, _ in self.misplaced())]
+        return reindex(self, every, on_damage)
 
     def heal(self, session_id: str) -> None:
         """Remove what a killed writer left in a session (locks, temporary files, half a pack), and put
@@ -842,6 +851,10 @@ class JobStore(ABC):
         """Jobs of the whole home, newest first. `few` are statuses that few jobs have: one look at each
         session finds them all, without reading the others' rows."""
         sessions: dict[str, Documents | dict[str, Job] | None] = {}
+        if tell is not raised:  # who lists what can be read hears of all that cannot, also where no index knows of it
+            for session_id, error in self.misplaced():
+                sessions[session_id] = None
+                tell(session_id, error)
         met: set[str] = set()
         chosen: Documents | dict[str, Job] | None
         for entry in self.index.newest_first():

@@ -8,19 +8,20 @@ import os
 import stat
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
 from ..clock import Clock
 from ..durable import Disk, FileLock
-from ..errors import InvalidInput, RepositoryRefused, SessionBusy, SessionExists
+from ..errors import InvalidInput, OpenJobsError, RepositoryRefused, SessionBusy, SessionExists
 from ..facts.log import NAME as FACTS
 from ..facts.log import FactLog, FileFactLog
 from ..ids import IdMaker, check_session_id, is_session_id, new_id
 from ..repo import Repository
 from .base import JobStore
 from .index import FileIndex
+from .places import check_place, misplaced
 from .presence import FileActive, FileLeases
 
 _DURABILITY = {"full": True, "relaxed": False}
@@ -91,7 +92,9 @@ class GitJobStore(JobStore):
 
         if not self.has_session(session_id):
             raise self._unknown_session(session_id)
-        path = self.session_dir(session_id) / "repo"
+        directory = self.session_dir(session_id)
+        check_place(directory)
+        path = directory / "repo"
         repository = GitRepository(path, self.disk)
         return repository, path / ".git" / "openjobs"
 
@@ -115,16 +118,26 @@ class GitJobStore(JobStore):
 
     def sessions(self) -> list[str]:
         names = os.listdir(self._sessions_dir)
-        return sorted(name for name in names if is_session_id(name) and self.has_session(name))
+        return sorted(name for name in names if is_session_id(name) and self._has_repository(name))
+
+    def misplaced(self) -> Iterator[tuple[str, OpenJobsError]]:
+        return misplaced(self._sessions_dir)
 
     def has_session(self, session_id: str) -> bool:
+        """Whatever stands there: what is no repository, or no directory, is refused with its place by who opens it."""
+        if self._has_repository(check_session_id(session_id)):
+            return True
+        directory = f"{self._sessions}/{session_id}"
+        return os.path.lexists(directory) and not os.path.isdir(directory)
+
+    def _has_repository(self, session_id: str) -> bool:
         try:
-            os.lstat(f"{self._sessions}/{check_session_id(session_id)}/repo")
+            os.lstat(f"{self._sessions}/{session_id}/repo")
         except OSError as error:
             if error.errno in _NOT_THERE:
                 return False
             raise
-        return True  # whatever it is: what is no repository is refused with its place by who opens it
+        return True
 
 
 def _make_home(path: Path, disk: Disk) -> None:

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from openjobs import GitJobStore, JobRunner, TurnResult
-from openjobs.errors import FileRefused
+from openjobs.errors import FileRefused, SessionExists
 from openjobs.jobs import JobStatus, Queued, Started
 from openjobs.processes import ProcessSupervisor, rundir
 from openjobs.session.pages import PAGE_ROWS
@@ -277,6 +277,58 @@ def test_a_session_whose_repository_is_something_else_is_not_left_out_unsaid(
     finally:
         repo.unlink()
         (home.path / "kept").rename(repo)
+
+
+@pytest.mark.parametrize("spoil", [a_pipe, a_link, lambda path: None])
+def test_a_session_that_is_no_directory_is_not_left_out_unsaid(home: Home, spoil: Callable[[Path], None]) -> None:
+    """A pipe, a link to nothing or a file in its place: whatever looks at all sessions names it and shows all others,
+    nothing waits for it, and it stays as it is."""
+    cli = Cli(home.path)
+    job_id = cli.inside("--json", "agent", "--agent", "echo", "--session", "s2", "hello").json["job_id"]
+    cli.inside("agent", "--agent", "echo", "--session", "s1", "hello")
+    session = home.path / "sessions" / "s1"
+    session.rename(home.path / "kept")
+    session.touch()
+    spoil(session)
+    place = session.lstat()
+    try:
+        for listing, wanted in (
+            (["list"], {job_id}),
+            (["list", "--status", "unfinished"], set()),
+            (["ps"], {home.running[1]}),
+            (["ps", "-a"], {home.running[1], home.ended[1]}),
+        ):
+            said = cli.inside(*listing, code=6)
+            assert {line.split("\t")[0] for line in said.out.splitlines()} == wanted
+            (told,) = [line for line in said.err.splitlines() if "is not listed whole" in line]
+            assert str(session) in told
+        sessions = {one["session_id"]: one["error"] for one in cli.inside("--json", "sessions").json["sessions"]}
+        assert sessions.keys() == {"s1", "s2"}
+        assert str(session) in sessions["s1"]
+        report = {one["session_id"]: one["findings"] for one in cli.json_inside("fsck", code=6)["sessions"]}
+        assert report["s2"] == []
+        assert [str(session) in one["what"] for one in report["s1"]] == [True]
+        for command in (["recover"], ["events"], ["gc"], ["ps", "--session", "s1"], ["list", "--session", "s1"]):
+            assert str(session) in cli.inside(*command, code=6).err
+        for command in (["agent", "--agent", "echo", "hello"], ["run", "true"], ["logs", home.ended[0]]):
+            options = () if command[0] == "logs" else ("--session", "s1")
+            refused = cli.inside(command[0], *options, *command[1:], code=6)
+            assert str(session) in refused.err
+        assert (session.lstat().st_mode, session.lstat().st_ino) == (place.st_mode, place.st_ino)
+    finally:
+        session.unlink()
+        (home.path / "kept").rename(session)
+
+
+def test_what_stands_among_the_sessions_and_never_was_one_is_named(home: Home) -> None:
+    """No index knows of it; nobody can tell whether it hides anything."""
+    cli = Cli(home.path)
+    os.mkfifo(home.path / "sessions" / "s3")
+    for listing in (["list"], ["ps"], ["ps", "-a"], ["recover"]):
+        assert "sessions/s3" in cli.inside(*listing, code=6).err
+    assert "sessions/s3" in cli.inside("fsck", code=6).out
+    with GitJobStore(home.path, durability="relaxed") as store, pytest.raises(SessionExists):
+        store.create_session("S3")
 
 
 def test_facts_of_other_sessions_are_shown(home: Home) -> None:

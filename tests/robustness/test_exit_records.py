@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import signal
 import threading
@@ -12,10 +14,14 @@ from typing import Any
 
 import pytest
 
+from openjobs import JobRunner, SpawnRequest
+from openjobs.agents import Profiles
+from openjobs.agents.joblog import JobLog
 from openjobs.agents.leftovers import finish_log
+from openjobs.durable import Disk
 from openjobs.errors import Damaged, OutcomeUnknown
 from openjobs.host.transfer import export_session, import_session
-from openjobs.jobs import Completed, Queued, Started
+from openjobs.jobs import Completed, Job, JobStatus, Queued, Started
 from openjobs.processes import (
     ProcessSupervisor,
     Task,
@@ -494,6 +500,125 @@ def test_the_log_of_a_dead_runners_job_is_completed_without_the_record(store: Gi
     assert state.completion is not None
     assert (state.completion.outcome, reader.read().data) == ("completed", b"said\n")
     assert (directory / UNREADABLE).read_text() == "not a record"
+
+
+@pytest.mark.parametrize("what", ["no JSON", "a directory", "a pipe", "a link"])
+def test_the_log_of_a_living_runners_job_is_completed_without_the_record(
+    what: str, store: GitJobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner had heard of the end before the file was spoilt: the job ended as it ended, and its log is whole."""
+    close = JobLog.close
+
+    def spoilt(job_log: JobLog) -> None:
+        spoil(job_log._run_dir, what)
+        close(job_log)
+
+    monkeypatch.setattr(JobLog, "close", spoilt)
+    with jobs_of(store, tmp_path) as (profiles, ended):
+        job = ended("echo said")
+        assert (job.status, job.result_text) == (JobStatus.COMPLETED, "said")
+        assert job_completion(store, job) == ("completed", b"said\n")
+        assert profiles.run_logs.unfinished == 0
+    directory = run_directory(tmp_path / "home", "s", str(job.run_id))
+    assert os.path.lexists(directory / UNREADABLE)
+
+
+def test_such_a_log_waits_while_somebody_has_the_run(
+    store: GitJobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who holds the keeper's lock may be a keeper, so nothing is touched; it goes on with the end of another job, or
+    when the runner leaves."""
+    close = JobLog.close
+    held: list[int] = []
+
+    def spoilt(job_log: JobLog) -> None:
+        if len(held) < 2:
+            spoil(job_log._run_dir, "no JSON")
+            held.append(os.open(job_log._run_dir / layout.KEEPER, os.O_RDWR | os.O_CLOEXEC))
+            fcntl.flock(held[-1], fcntl.LOCK_EX)
+        close(job_log)
+
+    monkeypatch.setattr(JobLog, "close", spoilt)
+    with jobs_of(store, tmp_path) as (profiles, ended):
+        jobs = [ended("echo one"), ended("echo two")]
+        assert [job_completion(store, job) for job in jobs] == [None, None]
+        for job in jobs:
+            directory = run_directory(tmp_path / "home", "s", str(job.run_id))
+            assert (directory / layout.EXIT).read_text() == "not a record"
+        os.close(held[0])
+        ended("echo three")
+        assert [job_completion(store, job) for job in jobs] == [("completed", b"one\n"), None]
+        assert profiles.run_logs.unfinished == 1
+        os.close(held[1])
+    assert job_completion(store, jobs[1]) == ("completed", b"two\n")
+
+
+def test_such_a_log_is_completed_whichever_effect_fails_first(
+    store: GitJobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each effect of settling it fails once: what was there is kept, and the log is whole with the end of the next."""
+    close = JobLog.close
+    armed = [0]
+
+    def spoilt(job_log: JobLog) -> None:
+        if armed:
+            spoil(job_log._run_dir, "no JSON")
+            disk.arm(armed.pop())
+        close(job_log)
+
+    monkeypatch.setattr(JobLog, "close", spoilt)
+    disk = FaultyDisk()
+    effect, failed = 0, True
+    with jobs_of(store, tmp_path, disk) as (profiles, ended):
+        while failed:
+            effect += 1
+            armed[:] = [effect]
+            disk.failed.clear()
+            job = ended("echo said")
+            failed = bool(disk.failed)
+            ended("true")
+            assert job_completion(store, job) == ("completed", b"said\n"), effect
+            directory = run_directory(tmp_path / "home", "s", str(job.run_id))
+            assert (directory / UNREADABLE).read_text() == "not a record"
+            assert profiles.run_logs.unfinished == 0
+    assert effect > 5
+
+
+def spoil(directory: Path, what: str) -> None:
+    """What stands in the place of the record of a run that has ended, when its keeper is gone."""
+    eventually(lambda: not rundir.keeper_lives(directory), BOUND_S)
+    (directory / layout.EXIT).unlink()
+    SPOILT[what](directory / layout.EXIT)
+
+
+@contextlib.contextmanager
+def jobs_of(
+    store: GitJobStore, tmp_path: Path, disk: Disk | None = None
+) -> Iterator[tuple[Profiles, Callable[[str], Job]]]:
+    """A runner's profiles, and a function that runs a shell command as its job, which ends only when its output has
+    been taken."""
+    home = tmp_path / "home"
+    with Profiles(home, disk=disk or store.disk) as profiles, JobRunner(store, workers=1, profiles=profiles) as runner:
+
+        def ended(script: str) -> Job:
+            gate = tmp_path / store.new_id()
+            waiting = f"{script}; while [ ! -e {gate} ]; do sleep 0.02; done"
+            job = runner.submit(SpawnRequest(prompt=waiting, parent_session_id="s", agent_id="shell", env=ENV))
+            log = run_directory(home, "s", str(job.run_id or store.get(job.job_id).run_id)) / "log"
+            eventually(lambda: script == "true" or (log.exists() and log.stat().st_size > 0), BOUND_S)
+            gate.touch()
+            return runner.await_job(job.job_id, BOUND_S)
+
+        yield profiles, ended
+
+
+def job_completion(store: GitJobStore, job: Job) -> tuple[str, bytes] | None:
+    directory = run_directory(store.session_dir("s").parents[1], "s", str(job.run_id))
+    reader = RunLogReader(directory, task_id=job.job_id, run_id=str(job.run_id))
+    state = reader.state()
+    if state is None or state.completion is None:
+        return None
+    return state.completion.outcome, reader.read().data
 
 
 def test_a_session_with_such_a_record_comes_into_another_home(
