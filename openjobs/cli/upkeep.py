@@ -96,8 +96,9 @@ def fsck_command(state: State, sessions: tuple[str, ...]) -> int:
     """Check that sessions are whole; without names all of them.
 
     Looks at git's objects, the legality of every job's history, rows against history, pages and
-    message segments, index and work tree, locks, the journal of background commands, and run logs
-    against their states. Changes nothing. Exit code 6 with any finding.
+    message segments, index and work tree, locks, the journal of background commands, run logs against
+    their states, and what keepers left against the journal; without names also at the leases of the
+    home. Changes nothing. Exit code 6 with any finding.
     """
     reports: list[dict[str, Any]] = []
     for session_id in sessions or state.every_session():
@@ -105,7 +106,7 @@ def fsck_command(state: State, sessions: tuple[str, ...]) -> int:
             report = state.store.fsck(session_id)
         found = [{"where": finding.where, "what": finding.what} for finding in report.findings]
         if os.path.isdir(state.home / "sessions" / session_id):  # else that is said, and there is nothing in it
-            found += _journal_findings(state, session_id) + _log_findings(state, session_id)
+            found += _journal_findings(state, session_id) + _run_findings(state, session_id)
             found += _fact_findings(state, session_id)
         reports.append({"session_id": session_id, "counts": dict(report.counts), "findings": found})
         if not state.json:
@@ -114,9 +115,13 @@ def fsck_command(state: State, sessions: tuple[str, ...]) -> int:
             verdict = plural(len(found), "finding") if found else "ok"
             output.line(f"{session_id}: {verdict} ({counts})")
             output.lines(["  " + one_line(f"{finding['where']}: {finding['what']}") for finding in found])
-    total = sum(len(report["findings"]) for report in reports)
+    home = [] if sessions or state.missing else _lease_findings(state)
+    total = sum(len(report["findings"]) for report in reports) + len(home)
+    if home and not state.json:
+        output.line(f"the home: {plural(len(home), 'finding')}")
+        output.lines(["  " + one_line(f"{finding['where']}: {finding['what']}") for finding in home])
     if state.json:
-        output.json_value({"sessions": reports, "findings": total})
+        output.json_value({"sessions": reports, "home": home, "findings": total})
     else:
         output.note(f"{plural(len(reports), 'session')} checked, {plural(total, 'finding')}")
     return exits.REFUSED if total else exits.COMPLETED
@@ -154,10 +159,18 @@ def _fact_findings(state: State, session_id: str) -> list[dict[str, str]]:
     return []
 
 
-def _log_findings(state: State, session_id: str) -> list[dict[str, str]]:
+def _run_findings(state: State, session_id: str) -> list[dict[str, str]]:
     from ..processes.runs import check_runs
 
-    return [{"where": where, "what": what} for where, what in check_runs(state.home, session_id)]
+    found = check_runs(state.home, session_id, state.tasks.journal(session_id))
+    return [{"where": where, "what": what} for where, what in found]
+
+
+def _lease_findings(state: State) -> list[dict[str, str]]:
+    from ..durable.lease import lease_findings
+
+    found = lease_findings(state.home / "leases")
+    return [{"where": f"leases/{name}".rstrip("/"), "what": what} for name, what in found]
 
 
 @command("gc")

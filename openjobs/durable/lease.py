@@ -13,16 +13,20 @@ import functools
 import logging
 import os
 import re
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import Bug
+from ..errors import Bug, FileRefused
 from .disk import Disk
 from .lock import FileLock, is_locked, no_fork
+from .private import check_file, refuse_in_place_of_directory
 
 log = logging.getLogger(__name__)
 
 #: names that can be a lease's; whoever reads one from a row may be reading a stranger's text
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")
+_TEMPORARY = re.compile(r"\.[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\.tmp\Z")
 #: how a look at something else in a lease's place fails: a link, a path through no directory, a socket
 _NO_LEASE = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO})
 _LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -90,6 +94,45 @@ def is_held(directory: Path, name: str) -> bool:
 def _say_unknown(error: str) -> None:
     """Once: a list asks for the lease of every job in it."""
     log.warning("whether the owner of a lease lives cannot be known, so its work is left as it is: %s", error)
+
+
+def lease_findings(directory: Path) -> Iterator[tuple[str, str]]:
+    """(name, what is wrong) for what stands among the leases and is none. Looks only, and waits for nothing.
+
+    One that a killed process was just making is no damage, and neither is one that nobody holds any more.
+    """
+    try:
+        refuse_in_place_of_directory(directory)
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return
+    except (FileRefused, OSError) as error:
+        yield "", str(error)
+        return
+    for name in names:
+        path = directory / name
+        try:
+            found = os.lstat(path)
+            check_file(path, found)
+        except FileNotFoundError:
+            continue  # it was given back meanwhile
+        except FileRefused as error:
+            follows = "" if stat.S_ISREG(found.st_mode) else _what_follows(path)
+            yield name, f"{error}{follows}"
+            continue
+        if not _NAME.match(name) and not _TEMPORARY.match(name):
+            yield name, "is no name of a lease; nobody needs it"
+        elif found.st_size:
+            yield name, f"has {found.st_size:,} bytes, and a lease has none"
+
+
+def _what_follows(path: Path) -> str:
+    """See `is_held`."""
+    try:
+        is_locked(path)
+    except OSError:
+        return "; whoever has that name counts as alive until it is moved away"
+    return "; whoever has that name counts as dead"
 
 
 def remove_if_free(directory: Path, name: str, disk: Disk) -> bool:

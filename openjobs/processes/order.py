@@ -65,6 +65,23 @@ class Order:
             ends[stream] += length
         return ends[0], ends[1]
 
+    def check(self) -> tuple[int, int]:
+        """As `ends`, of every block and entry, and with a look at all that no reader needs to look at.
+
+        Raises ValueError. An entry without its end is none, and the last thing that a killed keeper wrote.
+        """
+        ends = [0, 0]
+        blocks = self._blocks()
+        for block in range(blocks):
+            if self._base(block) != tuple(ends):
+                raise ValueError(f"block {block} of the order of output does not begin where the one before it ends")
+            before = sum(ends)
+            for stream, length in self._entries(block):
+                ends[stream] += length
+            if sum(ends) == before and block < blocks - 1:
+                raise ValueError(f"block {block} of the order of output has no entry")
+        return ends[0], ends[1]
+
     def chunks(self, offset: int) -> Iterator[tuple[int, int, int]]:
         """(stream, where in that stream, length), in order, from byte `offset` of the mixed text on."""
         blocks = self._blocks()
@@ -91,7 +108,10 @@ class Order:
         return size // BLOCK + (size % BLOCK > _HEADER.size)
 
     def _base(self, block: int) -> tuple[int, int]:
-        stdout, stderr = _HEADER.unpack(os.pread(self._fd, _HEADER.size, block * BLOCK))
+        data = os.pread(self._fd, _HEADER.size, block * BLOCK)
+        if len(data) < _HEADER.size:
+            raise ValueError(f"block {block} of the order of output was cut off while it was read")
+        stdout, stderr = _HEADER.unpack(data)
         if max(stdout, stderr) > _MAX_BYTES:
             raise ValueError(f"block {block} of the order of output begins beyond any file")
         if block == 0 and (stdout or stderr):

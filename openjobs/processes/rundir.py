@@ -135,6 +135,17 @@ def read_exit(run_dir: Path) -> ExitRecord | None:
         return attrs.evolve(record, leftovers=None)
 
 
+def check_swept(run_dir: Path) -> None:
+    """Raises `Damaged` where the word about the rest of a run's tree cannot be read, which hides nothing else."""
+    path = run_dir / layout.SWEPT
+    value = _read(path)
+    try:
+        if value is not None:
+            _named(value.get("leftovers"))
+    except ValueError as error:
+        raise Damaged(f"{path}: {error}", path=str(path)) from None
+
+
 def readable_exit(run_dir: Path, disk: Disk) -> ExitRecord | None:
     """As `read_exit`, of a run that nobody writes to any more: what cannot be read is moved aside, unchanged, and
     counts as never written; see `unreadable_exit`.

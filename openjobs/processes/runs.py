@@ -7,14 +7,17 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import Damaged, Refused
+from ..errors import Damaged, FileRefused, Refused, UnknownTask
 from ..runlog import RunLogReader
 from ..runlog.binding import RunDirectory
 from ..runlog.check import log_findings
 from ..runlog.sidecar import look
 from ..runlog.state import STATE_MOST_BYTES
+from .check import run_findings
 from .client import run_directory
+from .journal import TaskJournal
 from .rundir import keeper_lives
+from .task import Task
 
 _SIDECAR = "log.state"
 
@@ -25,12 +28,27 @@ def incomplete_runs(home: Path, session_id: str) -> list[str]:
     return [name for name in _names(runs) if _is_incomplete(runs / name)]
 
 
-def check_runs(home: Path, session_id: str) -> Iterator[tuple[str, str]]:
-    """(where, what is wrong) for the logs of a session that are not what their states say. Looks only."""
+def check_runs(home: Path, session_id: str, journal: TaskJournal) -> Iterator[tuple[str, str]]:
+    """(where, what is wrong) for the runs of a session: logs that are not what their states say, and what a keeper
+    left that cannot be read or is not what the journal says. Looks only. What is wrong with the journal itself is for
+    its own check."""
     runs = home / "sessions" / session_id / "runs"
     for name in _names(runs):
+        named = set()
         for file, what in log_findings(runs / name, name):
+            named.add(file)
             yield f"runs/{name}/{file}".rstrip("/"), what
+        if "" in named:
+            continue  # it is no directory of ours
+        for file, what in run_findings(runs / name, _task(journal, name), named):
+            yield f"runs/{name}/{file}", what
+
+
+def _task(journal: TaskJournal, run_id: str) -> Task | None:
+    try:
+        return journal.get(run_id)
+    except (UnknownTask, Damaged, FileRefused):
+        return None  # a job's, or nobody can tell
 
 
 def _names(runs: Path) -> list[str]:

@@ -57,6 +57,17 @@ def test_any_place_is_found_again(chunks: list[tuple[int, int]], data: st.DataOb
 
 @given(chunks=CHUNKS, data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_nothing_is_wrong_with_what_a_keeper_wrote(
+    chunks: list[tuple[int, int]], data: st.DataObject, tmp_path: Path
+) -> None:
+    """Wherever its keeper was killed; a look at all of it ends where a reader's does."""
+    written = encoded(chunks)
+    with opened(tmp_path / "order", written[: data.draw(st.integers(0, len(written)))]) as order:
+        assert order.check() == order.ends()
+
+
+@given(chunks=CHUNKS, data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_a_cut_file_gives_the_beginning(chunks: list[tuple[int, int]], data: st.DataObject, tmp_path: Path) -> None:
     """Cut anywhere, as a crash may leave it: whole entries count, the torn one does not, nothing is invented."""
     whole = encoded(chunks)
