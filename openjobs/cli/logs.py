@@ -17,6 +17,7 @@ from ..errors import AmbiguousId, Damaged, LogCompletionUnknown, NotFound, OpenJ
 from ..ids import is_prefix
 from ..processes.client import run_directory
 from ..runlog import RunLogReader, Stream
+from ..store.damage import found_in_either
 from . import exits, output
 from .options import JOB_ID, command
 from .state import State
@@ -75,21 +76,11 @@ def find(state: State, prefix: str) -> Found:
     wanted = prefix.strip().lower()
     if not is_prefix(wanted):
         raise _unknown(prefix)
-    found: dict[str, Found] = {}
-    unread: list[Exception] = []
-    for those in (_tasks_of, _jobs_of):
-        try:
-            found.update(those(state, wanted))
-        except NotFound:
-            raise
-        except (OpenJobsError, OSError) as error:
-            unread.append(error)
-    if unread:
-        found = {one.owner_id: one for one in found.values() if wanted in (one.owner_id, one.run_id)}
-        if not found:
-            raise unread[0]
-        for damage in unread:
-            output.note(f"openjobs: {exits.explain(damage)}")
+    found = found_in_either(
+        (lambda: _tasks_of(state, wanted), lambda: _jobs_of(state, wanted)),
+        lambda one: wanted in (one.owner_id, one.run_id),
+        lambda error: output.note(f"openjobs: {exits.explain(error)}"),
+    )
     if len(found) == 1:
         return next(iter(found.values()))
     if found:

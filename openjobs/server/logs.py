@@ -6,6 +6,7 @@ Source: spec 004 through `runlog.RunLogReader`; reading creates and repairs noth
 from __future__ import annotations
 
 import codecs
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,10 @@ from ..errors import AmbiguousId, LogCompletionUnknown, NotFound, OpenJobsError
 from ..ids import is_prefix
 from ..processes.client import run_directory
 from ..runlog import RunLogReader, Stream
+from ..store.damage import found_in_either
 from .backend import Backend
+
+log = logging.getLogger(__name__)
 
 #: of one answer, and of one event of a stream
 READ_BYTES = 1 << 20
@@ -49,30 +53,39 @@ class Logs:
         self._store = backend.store
 
     def find(self, prefix: str) -> Run:
-        """The one job, process or run whose id begins so. Raises `NotFound`, `AmbiguousId`."""
+        """The one job, process or run whose id begins so. Raises `NotFound`, `AmbiguousId`, and what hides it."""
         wanted = prefix.strip().lower()
         if self._store.home is None:
             raise NotFound("jobs in memory have no logs")
         found: dict[str, Run] = {}
         if is_prefix(wanted):
-            if self._backend.tasks is not None:
-                for entry in self._backend.tasks.matching(wanted):
-                    found[entry.job_id] = Run(
-                        owner_id=entry.job_id, session_id=entry.session_id, run_id=entry.job_id, is_task=True
-                    )
-            index = self._store.index
-            for each in (*index.by_id(wanted), *index.by_run(wanted)):
-                job = self._store.documents(each.session_id).job(each.job_id)
-                run_id = each.run_id or (job.run_id if job is not None else None)
-                if job is not None and run_id is not None:
-                    found[each.job_id] = Run(
-                        owner_id=each.job_id, session_id=each.session_id, run_id=run_id, is_task=False
-                    )
+            found = found_in_either(
+                (lambda: self._processes_of(wanted), lambda: self._jobs_of(wanted)),
+                lambda run: wanted in (run.owner_id, run.run_id),
+                lambda error: log.warning("not all can be found by its id: %s", error),
+            )
         if len(found) == 1:
             return next(iter(found.values()))
         if found:
             raise AmbiguousId(f"more than one id begins with {prefix!r}", candidates=list(found))
         raise NotFound(f"no job, process or run with a log has an id that begins with {prefix[:40]!r}")
+
+    def _processes_of(self, wanted: str) -> dict[str, Run]:
+        tasks = self._backend.tasks
+        return {
+            entry.job_id: Run(owner_id=entry.job_id, session_id=entry.session_id, run_id=entry.job_id, is_task=True)
+            for entry in (tasks.matching(wanted) if tasks is not None else ())
+        }
+
+    def _jobs_of(self, wanted: str) -> dict[str, Run]:
+        found = {}
+        index = self._store.index
+        for each in (*index.by_id(wanted), *index.by_run(wanted)):
+            job = self._store.documents(each.session_id).job(each.job_id)
+            run_id = each.run_id or (job.run_id if job is not None else None)
+            if job is not None and run_id is not None:
+                found[each.job_id] = Run(owner_id=each.job_id, session_id=each.session_id, run_id=run_id, is_task=False)
+        return found
 
     def read(self, run: Run, offset: int, limit: int, stream: Stream | None = None) -> Piece:
         """At most `limit` bytes. Raises `NotFound` where there is no log (yet), `LogStateInvalid`, `Damaged`."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
-from ..errors import OpenJobsError
+from ..errors import NotFound, OpenJobsError
+
+T = TypeVar("T")
 
 #: told of what cannot be read, and of the session it is in
 OnDamage = Callable[[str, OpenJobsError], object]
@@ -12,6 +15,32 @@ OnDamage = Callable[[str, OpenJobsError], object]
 
 def raised(session_id: str, error: OpenJobsError) -> None:
     raise error
+
+
+def found_in_either(
+    looks: Iterable[Callable[[], Mapping[str, T]]],
+    is_whole: Callable[[T], bool],
+    tell: Callable[[Exception], object],
+) -> dict[str, T]:
+    """What all `looks` find by an id, or by its beginning. Where one cannot be done (its index is damaged), what the
+    others have by its whole id counts, and the damage is told; else it is raised, since it may hide what was meant."""
+    found: dict[str, T] = {}
+    unread: list[Exception] = []
+    for look in looks:
+        try:
+            found.update(look())
+        except NotFound:
+            raise
+        except (OpenJobsError, OSError) as error:
+            unread.append(error)
+    if not unread:
+        return found
+    found = {key: one for key, one in found.items() if is_whole(one)}
+    if not found:
+        raise unread[0]
+    for damage in unread:
+        tell(damage)
+    return found
 
 
 def once(tell: OnDamage) -> OnDamage:

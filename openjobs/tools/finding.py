@@ -6,6 +6,7 @@ unknown, so that nothing can be learned about other sessions by guessing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 from ..errors import AmbiguousId, Damaged, FileRefused, NotFound, OpenJobsError, UnknownJob
 from ..ids import is_prefix
 from ..jobs import TERMINAL, UNFINISHED, Job
+from ..store.damage import found_in_either
 from . import texts
 
 if TYPE_CHECKING:
     from ..processes import ProcessSupervisor, Task
     from ..runner import JobRunner
+
+log = logging.getLogger(__name__)
 
 Rows = list[dict[str, Any]]
 
@@ -40,7 +44,7 @@ class Finder:
         Raises `UnknownJob` and `AmbiguousId`, with what there is.
         """
         prefix = given.strip().lower()
-        found = list(islice(self._matching(prefix), _NAMED + 1)) if is_prefix(prefix) else []
+        found = self._matching(prefix) if is_prefix(prefix) else []
         if len(found) == 1:
             return found[0]
         if found:
@@ -89,7 +93,19 @@ class Finder:
             for each in found
         ]
 
-    def _matching(self, prefix: str) -> Iterator[Job | Task]:
+    def _matching(self, prefix: str) -> list[Job | Task]:
+        """At most some more than are named."""
+        found = found_in_either(
+            (lambda: self._some(self._jobs(prefix)), lambda: self._some(self._tasks(prefix))),
+            lambda one: _id_of(one) == prefix,
+            lambda error: log.warning("not all can be found by its id: %s", error),
+        )
+        return list(found.values())
+
+    def _some(self, found: Iterator[Job | Task]) -> dict[str, Job | Task]:
+        return {_id_of(one): one for one in islice(found, _NAMED + 1)}
+
+    def _jobs(self, prefix: str) -> Iterator[Job]:
         met = set()
         for entry in self._store.index.by_id(prefix):
             if entry.job_id in met:
@@ -98,6 +114,8 @@ class Finder:
             job = self._job(entry.job_id)
             if job is not None and job.owned_by(self._session_id):
                 yield job
+
+    def _tasks(self, prefix: str) -> Iterator[Task]:
         if self._processes is not None:
             for entry in self._processes.client.matching(prefix):
                 if entry.session_id == self._session_id:
@@ -109,3 +127,7 @@ class Finder:
             return self._runner.outcome(job_id)
         except NotFound:
             return None
+
+
+def _id_of(found: Job | Task) -> str:
+    return found.job_id if isinstance(found, Job) else found.task_id

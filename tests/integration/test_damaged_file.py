@@ -155,6 +155,43 @@ def test_logs_of_a_whole_id_are_found_where_the_other_index_is_damaged(
         assert cli.inside("logs", others[0]).err == ""
 
 
+@pytest.mark.parametrize("spoil", [a_pipe, a_directory, a_link])
+def test_a_whole_id_is_found_by_the_panel_and_by_a_model(
+    home: Home, spoil: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the other index has is shown and read, and the damage is in the log; a part of an id is refused."""
+    cli = Cli(home.path)
+    job_id = cli.run("--json", "agent", "--agent", "shell", "--session", "s2", "echo from a job").json["job_id"]
+    task_id = cli.run("--json", "run", "--session", "s2", "--", "echo", "from a command").json["task_id"]
+    with (
+        GitJobStore(home.path, durability="relaxed") as store,
+        JobRunner(store, 1, lambda request, cancel_event: TurnResult()) as runner,
+        ProcessSupervisor(store) as supervisor,
+        serving(runner) as (client, _),
+    ):
+        tools = AgentTools(runner, "s2", processes=supervisor)
+        for name, hidden, other, said in (
+            ("tasks", task_id, job_id, "from a job"),
+            ("jobs", job_id, task_id, "from a command"),
+        ):
+            index = home.path / "index" / f"{name}.jsonl"
+            whole = index.read_bytes()
+            spoil(index)
+            caplog.clear()
+            assert client.request("GET", f"/api/log/{other}")[2].decode() == said + "\n"
+            answer = tools.call("job_output", {"job_id": other})
+            assert said in answer
+            assert not answer.is_error
+            assert caplog.text.count(str(index)) >= 2
+            for wanted in (hidden, other[:8]):
+                assert client.request("GET", f"/api/log/{wanted}")[0] != 200
+                assert tools.call("job_output", {"job_id": wanted}).is_error
+            if index.is_dir():
+                index.rmdir()
+            index.unlink(missing_ok=True)
+            index.write_bytes(whole)
+
+
 def test_a_journal_that_is_a_link_to_nothing_is_found(home: Home) -> None:
     """By `fsck` and `recover`: it is not taken for a session without background commands."""
     a_link(home.journal)
