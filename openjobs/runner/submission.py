@@ -89,7 +89,6 @@ class Submissions:
         session_id = job.parent_session_id
         if not self._store.has_session(session_id):
             self._store.session(session_id)  # raises, and says which ids are close
-        self._store.repository(session_id)  # raises where something else stands in the session's place
         self._settler.start()
         self._register(live)
         try:

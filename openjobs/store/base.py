@@ -31,6 +31,7 @@ from ..errors import (
     JobExists,
     NotFound,
     OpenJobsError,
+    Refused,
     RepositoryRefused,
     UnknownJob,
     UnknownNode,
@@ -620,8 +621,10 @@ class JobStore(ABC):
         """Check everything about one session; reads only. Raises `UnknownSession`."""
         self._check_usable()
         if not self.has_session(check_session_id(session_id)):
-            raise self._unknown_session(session_id)
-        return check_session(self, session_id)
+            why = self._unknown_session(session_id)
+            if isinstance(why, UnknownSession):
+                raise why
+        return check_session(self, session_id)  # what else stands there is a finding
 
     def reindex(self, session_id: str | None = None, *, on_damage: OnDamage | None = None) -> int:
         """Put back what the home's index lacks of the rows of one session, or of all; how many jobs it lacked.
@@ -888,7 +891,8 @@ class JobStore(ABC):
             if job is not None:
                 yield job
 
-    def _unknown_session(self, session_id: str) -> UnknownSession:
+    def _unknown_session(self, session_id: str) -> Refused:
+        """What to raise where there is no such session, or something else in its place."""
         near = [s for s in self.sessions() if s.casefold().startswith(session_id.casefold()[:3])][:_CANDIDATES]
         hint = f"; there is {', '.join(near)}" if near else ""
         return UnknownSession(f"there is no session {session_id!r}{hint}", candidates=near)

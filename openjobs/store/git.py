@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..clock import Clock
 from ..durable import Disk, FileLock
-from ..errors import InvalidInput, OpenJobsError, RepositoryRefused, SessionBusy, SessionExists
+from ..errors import InvalidInput, OpenJobsError, Refused, RepositoryRefused, SessionBusy, SessionExists
 from ..facts.log import NAME as FACTS
 from ..facts.log import FactLog, FileFactLog
 from ..ids import IdMaker, check_session_id, is_session_id, new_id
@@ -75,6 +75,7 @@ class GitJobStore(JobStore):
                 if known.casefold() == folded and (known != session_id or self.has_session(known)):
                     raise SessionExists(f"there is a session {known!r} already; pick another id")
             directory = self.session_dir(session_id)
+            check_place(directory)
             self.disk.make_dirs(directory)
             GitRepository.create(directory / "repo", self.disk, files, now=now).close()
         finally:
@@ -92,11 +93,16 @@ class GitJobStore(JobStore):
 
         if not self.has_session(session_id):
             raise self._unknown_session(session_id)
-        directory = self.session_dir(session_id)
-        check_place(directory)
-        path = directory / "repo"
+        path = self.session_dir(session_id) / "repo"
         repository = GitRepository(path, self.disk)
         return repository, path / ".git" / "openjobs"
+
+    def _unknown_session(self, session_id: str) -> Refused:
+        try:
+            check_place(self.session_dir(session_id))
+        except RepositoryRefused as error:
+            return error
+        return super()._unknown_session(session_id)
 
     def facts(self, session_id: str) -> FactLog:
         with self._facts_lock:
@@ -118,26 +124,19 @@ class GitJobStore(JobStore):
 
     def sessions(self) -> list[str]:
         names = os.listdir(self._sessions_dir)
-        return sorted(name for name in names if is_session_id(name) and self._has_repository(name))
+        return sorted(name for name in names if is_session_id(name) and self.has_session(name))
 
     def misplaced(self) -> Iterator[tuple[str, OpenJobsError]]:
         return misplaced(self._sessions_dir)
 
     def has_session(self, session_id: str) -> bool:
-        """Whatever stands there: what is no repository, or no directory, is refused with its place by who opens it."""
-        if self._has_repository(check_session_id(session_id)):
-            return True
-        directory = f"{self._sessions}/{session_id}"
-        return os.path.lexists(directory) and not os.path.isdir(directory)
-
-    def _has_repository(self, session_id: str) -> bool:
         try:
-            os.lstat(f"{self._sessions}/{session_id}/repo")
+            os.lstat(f"{self._sessions}/{check_session_id(session_id)}/repo")
         except OSError as error:
             if error.errno in _NOT_THERE:
                 return False
             raise
-        return True
+        return True  # whatever it is: what is no repository is refused with its place by who opens it
 
 
 def _make_home(path: Path, disk: Disk) -> None:
