@@ -459,7 +459,7 @@ def test_json_has_the_shapes_that_the_page_promises(cli: Cli) -> None:
     assert set(told["sessions"][0]) == {"session_id", "title", "unfinished", "changed_at", "repository", "error"}
     assert cli.json_inside("recover") == {"jobs": [], "tasks": [], "indexed": 0}
     report = cli.json_inside("fsck")
-    assert set(report) == {"sessions", "findings"}
+    assert set(report) == {"sessions", "home", "findings"}
     assert set(report["sessions"][0]) == {"session_id", "counts", "findings"}
     (packed,) = cli.json_inside("gc")["sessions"]
     assert set(packed) == {"session_id", "before_bytes", "after_bytes", "logs_removed", "logs_bytes"}
