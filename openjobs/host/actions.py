@@ -8,7 +8,7 @@ since a misspelt one would otherwise be an option silently lost.
 | action | fields | answer |
 |---|---|---|
 | spawn_job | session_id, prompt, description?, agent_id?, context?, wait?, … | job_id, status, parent_msg_id |
-| list_jobs | session_id?, status_filter?, limit?, parent_job_id?, parent_msg_id?, before? | tasks |
+| list_jobs | session_id?, status_filter?, limit?, parent_job_id?, parent_msg_id?, before? | tasks, unread? |
 | get_job | job_id | the job's fields, partial_result |
 | cancel_job | job_id, reason? | job_id, status |
 | await_jobs | job_ids, mode?, timeout_s?, waiting_job_id? | tasks, timed_out |
@@ -133,10 +133,14 @@ def spawn_job(context: Context, fields: Fields) -> dict[str, Any]:
 
 
 def list_jobs(context: Context, fields: Fields) -> dict[str, Any]:
-    """The newest jobs first; without `session_id` those of all sessions."""
+    """The newest jobs first; without `session_id` those of all sessions.
+
+    What cannot be read hides no other job: the answer has `unread` then, each with its session and what is wrong.
+    """
     read = _Reader(
         "list_jobs", fields, ("session_id", "status_filter", "limit", "parent_job_id", "parent_msg_id", "before")
     )
+    unread: list[dict[str, Any]] = []
     jobs = context.runner.list(
         session_id=read.checked("session_id", check_session_id),
         status=read.statuses("status_filter"),
@@ -144,8 +148,10 @@ def list_jobs(context: Context, fields: Fields) -> dict[str, Any]:
         parent_msg_id=read.checked("parent_msg_id", check_node_id),
         limit=read.whole("limit", 1, LIST_LIMIT, default=50),
         before=read.checked("before", check_job_id),
+        on_damage=lambda session_id, error: unread.append({**error_to_wire(error), "session_id": session_id}),
     )
-    return {"tasks": [job_to_wire(job) for job in jobs]}
+    tasks = [job_to_wire(job) for job in jobs]
+    return {"tasks": tasks, "unread": unread} if unread else {"tasks": tasks}
 
 
 def get_job(context: Context, fields: Fields) -> dict[str, Any]:

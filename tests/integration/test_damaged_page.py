@@ -15,6 +15,7 @@ import attrs
 import pytest
 
 from openjobs import GitJobStore, JobClient, JobRunner, JobStatus, SpawnRequest, TurnRequest, TurnResult, errors
+from openjobs.host.actions import Context, perform
 from openjobs.jobs import Queued, Started
 from openjobs.runner.recovery import Recovery
 from openjobs.server.backend import RunnerBackend
@@ -178,6 +179,19 @@ def test_the_command_line_goes_on_behind_a_lost_job(home: Home) -> None:
         ended = Cli(home.path).inside("list", "--session", "s1", "--limit", "7", "--before", named, code=6)
         assert [line.split("\t")[0] for line in ended.out.splitlines()] == home.before(home.lost[-1])[:7]
         assert ended.err.count("session s1 is not listed whole") == 1
+
+
+@pytest.mark.parametrize("session_id", ["s1", None])
+def test_whoever_asks_the_host_gets_all_others(home: Home, store: GitJobStore, session_id: str | None) -> None:
+    """With what cannot be read beside them, once."""
+    with JobRunner(store, 1, lambda request, event: TurnResult()) as runner:
+        answer = perform(Context(runner=runner, store=store), "list_jobs", {"session_id": session_id, "limit": 200})
+    found = [task["job_id"] for task in answer["tasks"] if task["parent_session_id"] == "s1"]
+    assert found[::-1] == home.readable
+    (unread,) = answer["unread"]
+    assert unread["session_id"] == "s1"
+    assert unread["code"] in ("damaged", "unknown_status")
+    assert home.broken in unread["message"]
 
 
 def test_all_others_are_recovered_and_the_lost_once_they_are_back(
