@@ -215,10 +215,12 @@ class Requests:
             )
         )
 
+    def expects(self, session_id: str) -> bool:
+        """A watch is only dropped while the roster shows no job, with the roster's lock held."""
+        return session_id in self._watches
+
     def expect(self, session_id: str) -> None:
         """Called after a job of the session is in the roster."""
-        if session_id in self._watches:
-            return  # a watch is only dropped while the roster shows no job, with the roster's lock held
         with self._lock:
             if session_id not in self._watches:
                 self._watches[session_id] = self._heads.watch(

@@ -9,13 +9,13 @@ import contextlib
 import functools
 import logging
 import os
-import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 
 from ..clock import Clock
 from ..errors import Closed, Damaged, ForkedProcess, InvalidTransition, OpenJobsError, RepositoryRefused, UnknownSession
 from ..jobs import Cancelled, CancelRequested, Job, JobStatus
+from ..sign import Sign
 from ..store import JobStore
 from ..store.damage import OnDamage, once
 from ..store.index import Entry
@@ -118,7 +118,7 @@ class JobClient:
     def await_tasks(self, ids: Sequence[str], mode: str = ALL, timeout: float | None = None) -> Jobs:
         """The jobs in the order given, once all (or any) of them have ended, or as they stand at `timeout`."""
         timeout = check_timeout(timeout)
-        enough = threading.Event()
+        enough = Sign()
         wait = self.open_wait(ids, mode, enough.set)
         try:
             if not wait.done:

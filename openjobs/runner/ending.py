@@ -13,6 +13,7 @@ what a crash left undone, but for the fact.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from enum import StrEnum
@@ -21,6 +22,7 @@ import attrs
 
 from ..jobs import Job
 from .live import LiveJob
+from .strangers import call_out
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +99,10 @@ class Ending:
         for step in steps:
             if step is nothing:
                 continue
-            try:
-                step(ended)
-            except Exception:
-                log.exception("job %s: the step %r of its end failed", ended.job.job_id, name.value)
+            call_out(
+                functools.partial(step, ended),
+                log,
+                "job %s: the step %r of its end failed",
+                ended.job.job_id,
+                name.value,
+            )

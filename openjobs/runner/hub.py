@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import attrs
 
 from ..jobs import Job
+from ..sign import Sign
+from .strangers import call_out
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +60,9 @@ class Subscription:
 
     def __init__(self, hub: Hub, capacity: int, on_event: Callable[[], None] | None) -> None:
         self._hub = hub
-        self._ready = threading.Condition()
+        self._lock = threading.Lock()
+        #: something is there, or nothing will come; set by any thread, so by the main thread too
+        self._ready = Sign()
         self._events: deque[HubEvent] = deque(maxlen=capacity)
         self._closed = False
         self.on_event = on_event
@@ -65,13 +70,22 @@ class Subscription:
 
     def get(self, timeout: float | None = None) -> HubEvent | None:
         """The next event; None when the time is up or the subscription was closed and is empty."""
-        with self._ready:
-            self._ready.wait_for(lambda: self._events or self._closed, timeout)
-            return self._events.popleft() if self._events else None
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if self._events:
+                    return self._events.popleft()
+                if self._closed:
+                    return None
+                self._ready.clear()
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            self._ready.wait(left)
 
     def drain(self) -> list[HubEvent]:
         """All events that are there now."""
-        with self._ready:
+        with self._lock:
             events = list(self._events)
             self._events.clear()
             return events
@@ -79,7 +93,7 @@ class Subscription:
     @property
     def closed(self) -> bool:
         """Whether no further event will be put in."""
-        with self._ready:
+        with self._lock:
             return self._closed
 
     def close(self) -> None:
@@ -87,16 +101,16 @@ class Subscription:
         self._end()
 
     def _put(self, event: HubEvent) -> None:
-        with self._ready:
+        with self._lock:
             if len(self._events) == self._events.maxlen:
                 self.missed += 1
             self._events.append(event)
-            self._ready.notify()
+            self._ready.set()
 
     def _end(self) -> None:
-        with self._ready:
+        with self._lock:
             self._closed = True
-            self._ready.notify_all()
+            self._ready.set()
 
     def __enter__(self) -> Subscription:
         return self
@@ -108,8 +122,8 @@ class Subscription:
 class Hub:
     """Hands each event to all subscriptions.
 
-    Guarantees: one order for all listeners, without gaps in `n`; a failing listener is logged and
-    removed, and nobody else notices.
+    Guarantees: one order for all listeners, without gaps in `n`; a listener that raises, whatever it
+    is, is logged and removed, and nobody else notices.
 
     What the lock protects: the counter and the list of subscriptions, so that events are put into
     the queues in the order of their numbers.
@@ -127,36 +141,37 @@ class Hub:
             self._subscriptions += (subscription,)
         return subscription
 
-    def publish(self, kind: str, job: Job, value: Any = None) -> None:
-        """Never raises and never waits for a listener."""
+    def publish(self, kind: str, job: Job, value: Any = None) -> KeyboardInterrupt | None:
+        """Never raises what a listener does, and never waits for one. See `strangers` for what is returned."""
         with self._lock:
             self._n += 1
             listeners = self._subscriptions
             if not listeners:
-                return
+                return None
             event = HubEvent(epoch=self.epoch, n=self._n, kind=kind, job=job, value=value)
             for listener in listeners:
                 listener._put(event)
-        for listener in listeners:
-            self._wake(listener)
+        return self._wake(listeners)
 
-    def close(self) -> None:
+    def close(self) -> KeyboardInterrupt | None:
         """Ends all subscriptions; what is in them can still be read."""
         with self._lock:
             listeners, self._subscriptions = self._subscriptions, ()
         for listener in listeners:
             listener._end()
-            self._wake(listener)
+        return self._wake(listeners)
 
-    def _wake(self, listener: Subscription) -> None:
-        if listener.on_event is None:
-            return
-        try:
-            listener.on_event()
-        except Exception:
-            log.exception("a subscriber of the hub failed and is no longer called")
-            self._remove(listener)
-            listener._end()
+    def _wake(self, listeners: tuple[Subscription, ...]) -> KeyboardInterrupt | None:
+        interrupt = None
+        for listener in listeners:
+            if listener.on_event is None:
+                continue
+            called, held = call_out(listener.on_event, log, "a subscriber of the hub failed and is no longer called")
+            interrupt = held or interrupt
+            if not called:
+                self._remove(listener)
+                listener._end()
+        return interrupt
 
     def _remove(self, subscription: Subscription) -> None:
         with self._lock:

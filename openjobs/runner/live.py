@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from ..jobs import Job, SyncFn
+from ..sign import Sign
 from .pool import Seat
 from .timers import Timer
 from .waiting import Waiter
@@ -85,8 +86,8 @@ class LiveJob:
         self.returned = False
         #: its end was told by the callable, not by who gave it up (spec 001)
         self.producer_reported = False
-        #: the steps that follow its submit were taken
-        self.told = False
+        #: how many of the steps that follow its submit were begun
+        self.told = 0
         #: the store refused its first end
         self.end_refused = False
         #: ended without its thread
@@ -157,7 +158,8 @@ class Line:
             self._push_wanted(live)
 
     def remove(self, live: LiveJob) -> None:
-        del self._jobs[live]
+        """Also where it is not in the line: its way there was interrupted."""
+        self._jobs.pop(live, None)
         if not self._jobs:
             self._wanted.clear()
 
@@ -209,7 +211,7 @@ class Roster:
         self.jobs: dict[str, LiveJob] = {}
         self.by_session: dict[str, dict[LiveJob, None]] = {}
         #: set while there is no unfinished job
-        self.idle = threading.Event()
+        self.idle = Sign()
         self.idle.set()
         #: set while no job is running
         self.calm = threading.Event()

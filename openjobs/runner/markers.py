@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from ..clock import Clock
 from ..store import JobStore
@@ -16,11 +17,12 @@ IDLE_S = 60.0
 
 
 class _Marker:
-    __slots__ = ("idle_since", "lock", "there", "uses")
+    __slots__ = ("idle_since", "lock", "there", "users")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.uses = 0
+        #: whom it is for; counted by name, so that who was interrupted can take back what may have been counted
+        self.users: set[object] = set()
         self.there = False
         self.idle_since = 0.0
 
@@ -37,7 +39,17 @@ class Markers:
     for that lock, (3) `sweep` clears and lets go, (4) the submit finds `there` false and marks again.
     """
 
-    def __init__(self, store: JobStore, runner_id: str, clock: Clock, timers: Timers, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        runner_id: str,
+        clock: Clock,
+        timers: Timers,
+        idle_s: float = IDLE_S,
+        post: Callable[[Callable[[], object]], object] = lambda call: call(),
+    ) -> None:
+        """`post` runs a call on a thread that no interrupt reaches: a timer that is half set would stay so."""
+        self._post = post
         self._store = store
         self._runner_id = runner_id
         self._clock = clock
@@ -47,17 +59,17 @@ class Markers:
         self._guard = threading.Lock()
         self._markers: dict[str, _Marker] = {}
 
-    def use(self, session_id: str) -> None:
+    def use(self, session_id: str, user: object) -> None:
         """Raises what marking raises; then the use does not count."""
         with self._guard:
             begin_sweeping, self._sweeping = not self._sweeping, True
             marker = self._markers.get(session_id)
             if marker is None:
                 marker = self._markers[session_id] = _Marker()
-            marker.uses += 1
+            marker.users.add(user)
             there = marker.there
         if begin_sweeping:
-            self._timers.call_in(self._idle_s, self.sweep)
+            self._post(lambda: self._timers.call_in(self._idle_s, self.sweep))
         if there:
             return
         try:
@@ -66,14 +78,17 @@ class Markers:
                     self._store.active.mark(self._runner_id, session_id)
                     marker.there = True
         except BaseException:
-            self.done(session_id)
+            self.done(session_id, user)
             raise
 
-    def done(self, session_id: str) -> None:
+    def done(self, session_id: str, user: object) -> None:
+        """Twice is once; of a user that never came, nothing."""
         with self._guard:
-            marker = self._markers[session_id]
-            marker.uses -= 1
-            if marker.uses == 0:
+            marker = self._markers.get(session_id)
+            if marker is None or user not in marker.users:
+                return
+            marker.users.remove(user)
+            if not marker.users:
                 marker.idle_since = self._clock.monotonic()
 
     def sweep(self) -> None:
@@ -97,14 +112,14 @@ class Markers:
     def _sweep(self) -> None:
         before = self._clock.monotonic() - self._idle_s
         with self._guard:
-            idle = [(s, m) for s, m in self._markers.items() if m.uses == 0 and m.idle_since <= before]
+            idle = [(s, m) for s, m in self._markers.items() if not m.users and m.idle_since <= before]
         for session_id, marker in idle:
             self._clear(session_id, marker)
 
     def _clear(self, session_id: str, marker: _Marker) -> None:
         with marker.lock:
             with self._guard:
-                if marker.uses:
+                if marker.users:
                     return
                 was_there, marker.there = marker.there, False
             if was_there:
@@ -114,5 +129,5 @@ class Markers:
                     # Harmless: a marker too many costs the next recovery one look.
                     log.warning("the active marker of session %s could not be removed: %s", session_id, error)
             with self._guard:
-                if not marker.uses:
+                if not marker.users:
                     self._markers.pop(session_id, None)

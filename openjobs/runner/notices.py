@@ -28,6 +28,7 @@ from ..store import JobStore
 from ..store.damage import OnDamage, once, raised
 from ..store.notices import by_session, deliver_later, note_later, pending_jobs
 from ..store.presence import FileActive
+from .strangers import call_out, leave_if_forked
 
 if TYPE_CHECKING:
     from ..processes import Task
@@ -68,7 +69,9 @@ class NoticeSubscription:
         self.read_at, self.pause_s = 0.0, _PAUSES_S[0]
 
     def close(self) -> None:
-        self._notices._unsubscribe(self)
+        interrupt = self._notices._unsubscribe(self)
+        if interrupt is not None:
+            raise interrupt
 
     def __enter__(self) -> NoticeSubscription:
         return self
@@ -321,44 +324,45 @@ class Notices:
         if job.notice is NoticeStage.RECORDED and self._subscriptions:
             self._news.put(of_job(job))
 
-    def close(self) -> None:
-        """No more calls. Waits for the one under way, unless called by it."""
+    def close(self) -> KeyboardInterrupt | None:
+        """No more calls. Waits for the one under way, unless called by it. See `strangers` for what is returned."""
         if os.getpid() != self._pid:
-            return
+            return None
         with self._lock:
             self._closed = True
             left, self._subscriptions = self._subscriptions, ()
             thread, self._thread = self._thread, None
         self._news.put(None)
+        interrupt = None
         for subscription in left:
-            self._over(subscription)
+            interrupt = self._over(subscription) or interrupt
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_S)
         with self._lock:
             tasks, self._tasks = self._tasks, None
         if tasks is not None:
             tasks.close()
+        return interrupt
 
-    def _unsubscribe(self, subscription: NoticeSubscription) -> None:
+    def _unsubscribe(self, subscription: NoticeSubscription) -> KeyboardInterrupt | None:
         with self._lock:
             if subscription.closed:
-                return
+                return None
             self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
             thread = None
             if not self._subscriptions and self._thread is not None:
                 thread, self._thread = self._thread, None
                 self._news.put(None)
-        self._over(subscription)
+        interrupt = self._over(subscription)
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_S)
+        return interrupt
 
-    def _over(self, subscription: NoticeSubscription) -> None:
+    def _over(self, subscription: NoticeSubscription) -> KeyboardInterrupt | None:
         subscription.closed = True
-        if subscription.on_end is not None:
-            try:
-                subscription.on_end()
-            except Exception:
-                log.exception("a listener's end failed")
+        if subscription.on_end is None:
+            return None
+        return call_out(subscription.on_end, log, "a listener's end failed")[1]
 
     # --- the thread --------------------------------------------------------------------------------
 
@@ -463,10 +467,10 @@ class Notices:
         _, when, pause_s = subscription.failed.get(notice.event_id, (notice, 0.0, _PAUSES_S[0]))
         if when > time.monotonic():
             return
-        try:
-            subscription.callback(notice)
-        except Exception:
-            log.exception("a callback failed for the end of %s; it is called again", short(notice.id))
+        call = functools.partial(subscription.callback, notice)
+        called, _ = call_out(call, log, "a callback failed for the end of %s; it is called again", short(notice.id))
+        leave_if_forked(self._pid)
+        if not called:
             again = time.monotonic() + pause_s
             subscription.failed[notice.event_id] = (notice, again, min(pause_s * 2, _PAUSES_S[1]))
             return

@@ -212,8 +212,18 @@ class Pool(Generic[T]):
             except RuntimeError as error:
                 log.warning("the executor takes no more work (%s); queued jobs wait", error)
                 with self._lock:
-                    self._in_use -= 1
-                    self._starting -= 1
+                    if self._starting:
+                        self._in_use -= 1
+                        self._starting -= 1
+
+    def send_again(self) -> None:
+        """After a `start` that was interrupted: nobody knows which tokens were sent. All that have not begun are sent;
+        one too many finds that none is due and ends."""
+        with self._lock:
+            tokens = self._starting
+            if self._own is not None:
+                self._own.needed = self._in_use + self._lent + len(self._out)
+        self.start(tokens)
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Idle threads end; waits for them, never for a stuck one. An executor of the caller's stays open."""
@@ -230,11 +240,14 @@ class Pool(Generic[T]):
 
     def _serve(self) -> None:
         seat = Seat()
-        starting = 1
+        due = False
         while True:
             with self._lock:
-                self._starting -= starting
-                starting = 0
+                if not due:
+                    if not self._starting:
+                        return
+                    self._starting -= 1
+                    due = True
                 item = self._next(seat)
                 # A slot that is given back is due to somebody, also when this token took nothing at all:
                 # 1. a parent lends its slot and this token is sent; 2. the parent stops waiting at once and
@@ -298,6 +311,8 @@ class _Threads(ThreadPoolExecutor):
         super().__init__(max_workers=1 << 20, thread_name_prefix=name)
         #: tokens that have not ended, the one just sent included
         self.needed = 0
+        # The standard method starts no thread while this says that one is idle.
+        self._idle_semaphore = _NobodyIdle()  # type: ignore[assignment]
 
     def threads(self) -> set[threading.Thread]:
         return set(self._threads)
@@ -308,17 +323,29 @@ class _Threads(ThreadPoolExecutor):
                 return
 
     def _add_thread(self) -> bool:
-        while self._idle_semaphore.acquire(timeout=0):
-            pass  # the standard method starts no thread while this says that one is idle
-        before = self.threads()
         # A thread is a daemon when the thread that made it is one.
-        maker = threading.Thread(target=super()._adjust_thread_count, daemon=True)
+        maker = threading.Thread(target=self._make, args=(super()._adjust_thread_count,), daemon=True)
         try:
             maker.start()
         except RuntimeError as error:
             log.warning("no further worker thread can be started (%s)", error)
             return False
         maker.join()
+        return True
+
+    def _make(self, standard: Callable[[], None]) -> None:
+        """All of it on the thread that makes it: who waits for that one may be interrupted."""
+        before = self.threads()
+        standard()
         for thread in self.threads() - before:
             _stdlib._threads_queues.pop(thread, None)  # type: ignore[attr-defined]
-        return True
+
+
+class _NobodyIdle:
+    """In the place of the executor's count of idle threads, a condition that the submitting thread must not share."""
+
+    def acquire(self, *, timeout: float) -> bool:
+        return False
+
+    def release(self) -> None:
+        pass

@@ -23,6 +23,7 @@ from ..errors import Closed, ForkedProcess, JobExists, OpenJobsError, StoreWrite
 from ..facts import Recorder
 from ..ids import IdMaker, short
 from ..jobs import UNFINISHED, ContextMode, Job, JobStatus, SpawnRequest, SyncFn
+from ..sign import Sign
 from ..store import JobStore
 from ..store.damage import OnDamage
 from ..store.presence import Held
@@ -171,7 +172,7 @@ class JobRunner:
             below=self._cancel_below,
             asked=self.owned_tasks.asked,
         )
-        self._markers = Markers(store, self.runner_id, clock, self._timers, marker_idle_s)
+        self._markers = Markers(store, self.runner_id, clock, self._timers, marker_idle_s, self._settler.post)
         self._mirrors = Mirrors(store, self._timers, clock)
         self.recovery.mirror = self._mirrors.follow
         #: who is told that background jobs and commands have ended
@@ -234,30 +235,39 @@ class JobRunner:
 
         Raises, with nothing written: `InvalidInput`, `UnknownSession`, `UnknownAgent`, `UnknownNode`,
         `UnknownJob` (the parent), `ParentFinished`, `IdempotencyConflict`, `SessionBusy`,
-        `StoreWriteFailed`, `Closed`, `ForkedProcess`. And `OutcomeUnknown`.
+        `StoreWriteFailed`, `Closed`, `ForkedProcess`. And `OutcomeUnknown`. Interrupted by a Ctrl-C,
+        it leaves a job that is cancelled by itself, or none.
         """
-        submission = self._hand_over(request, sync_fn)
+        submission = self._prepare(request, sync_fn)
         try:
-            submission.future.exception()
+            self._submissions.hand_over(submission)
+            submission.wait()
             self._submissions.tell(submission)
-        except BaseException:
-            # Interrupted while it waited: nobody gets to know the id, so nobody wants the job.
-            self._canceller.cancel(submission.live, "submit was interrupted")
-            self._finish_later(submission)
+            return self._finish(submission)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._submissions.settle_later(submission)
             raise
-        return self._finish(submission)
 
     def submit_later(self, request: SpawnRequest, sync_fn: SyncFn | None = None) -> Future[Job]:
         """As `submit`, without waiting for the commit. What can be refused without the store is raised here."""
-        return self._finish_later(self._hand_over(request, sync_fn))
+        submission = self._prepare(request, sync_fn)
+        answer = self._finish_later(submission)
+        try:
+            self._submissions.hand_over(submission)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._submissions.settle_later(submission)
+            raise
+        return answer
 
-    def _hand_over(self, request: SpawnRequest, sync_fn: SyncFn | None) -> Submission:
+    def _prepare(self, request: SpawnRequest, sync_fn: SyncFn | None) -> Submission:
         self._check()
         if request.parent_job_id is not None:
             request = attrs.evolve(request, parent_job_id=self._client.full_id(request.parent_job_id))
         if request.foreground and request.parent_msg_id is None:
             self._tell_before(request)
-        return self._submissions.hand_over(request, function_for(request, sync_fn, self.sync_fn, self.profiles))
+        return self._submissions.prepare(request, function_for(request, sync_fn, self.sync_fn, self.profiles))
 
     def _tell_before(self, request: SpawnRequest) -> None:
         """A turn of the conversation begins: it is told what has ended. Its own start never depends on that."""
@@ -276,6 +286,7 @@ class JobRunner:
             return self.outcome(first.job_id)
 
     def _finish_later(self, submission: Submission) -> Future[Job]:
+        """Before it is handed over."""
         answer: Future[Job] = Future()
         answer.set_running_or_notify_cancel()
 
@@ -288,7 +299,7 @@ class JobRunner:
         def record() -> None:
             self._submissions.tell(submission)
 
-        submission.future.add_done_callback(lambda done: self._settler.post(finish, record))
+        submission.then = lambda: self._settler.post(finish, record)
         return answer
 
     # --- the steps of a job's end that are the runner's own ---
@@ -317,10 +328,10 @@ class JobRunner:
         if ended.job.elsewhere:
             # The marker stays until the card is durable: it is where a recovery looks for one that is behind.
             self._mirrors.follow(ended.job).add_done_callback(
-                lambda card: self._markers.done(session_id) if card.exception() is None else None
+                lambda card: self._markers.done(session_id, ended.live) if card.exception() is None else None
             )
         else:
-            self._markers.done(session_id)
+            self._markers.done(session_id, ended.live)
         with self._roster.lock:
             self._recent.put(ended.job)
             self._roster.drop(ended.live)
@@ -401,7 +412,7 @@ class JobRunner:
     def await_tasks(self, ids: Sequence[str], mode: str = ALL, timeout: float | None = None) -> Jobs:
         """The jobs in the order given, once all (or any) of them have ended, or as they stand at `timeout`."""
         timeout = check_timeout(timeout)
-        enough = threading.Event()
+        enough = Sign()
         wait = self.open_wait(ids, mode, enough.set)
         try:
             if not wait.done:
@@ -566,8 +577,8 @@ class JobRunner:
             waits = [(waiter, live) for live in left for waiter in live.waiters]
         for waiter, live in waits:
             waiter.failed(Closed(f"the runner closed before the end of job {live.job_id} was written; recovery will"))
-        self.hub.close()
-        self.notices.close()
+        interrupt = self.hub.close()
+        interrupt = self.notices.close() or interrupt
         self._lease.release()
         if left:
             log.error("%d job(s) are left to recovery: their ends could not be written in time", len(left))
@@ -579,6 +590,8 @@ class JobRunner:
             self._remove_lease()
         forget_exit(id(self))
         self._closed.set()
+        if interrupt is not None:
+            raise interrupt
 
     def _take_lease(self) -> Held:
         try:

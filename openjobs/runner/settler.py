@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from ..store import JobStore
 from .ending import Ended, Ending
 from .hub import JOB_STATUS, Hub
 from .live import LiveJob, Phase, Roster
+from .strangers import leave_if_forked
 from .turn import clean, describe
 
 log = logging.getLogger(__name__)
@@ -84,17 +86,15 @@ class Settler:
         self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        #: held for good by the one thread that serves
+        self._serves = threading.Lock()
         self._closed = False
+        self._pid = os.getpid()
 
     # --- handing in ---
 
     def hand_in(self, live: LiveJob, event: Event) -> Future[Job]:
         """Never raises and never waits; a failed commit is tried again by the store."""
-        try:
-            future = self._store.apply_later(live.job_id, event, keep=True)
-        except Exception as error:
-            future = Future()
-            future.set_exception(error)
 
         def done(future: Future[Job]) -> None:
             told = _Told(live, event, future)
@@ -103,8 +103,13 @@ class Settler:
                 told.job = live.job = with_prompt_of(future.result(), live.job)
             self._queue.put(_Call(lambda: self._told(told), lambda: self._record(told)))
 
-        future.add_done_callback(done)
-        return future
+        try:
+            return self._store.apply_later(live.job_id, event, keep=True, when_done=done)
+        except Exception as error:
+            failed: Future[Job] = Future()
+            failed.add_done_callback(done)
+            failed.set_exception(error)
+            return failed
 
     def post(self, call: Callable[[], object], record: Callable[[], object] | None = None) -> None:
         """Run `call` on the settler's thread, after what was put there before; `record` a little earlier."""
@@ -117,9 +122,12 @@ class Settler:
             return
         with self._lock:
             if self._thread is None and not self._closed:
+                # Interrupted in the middle, whether it has begun is unknown: then the next to come begins another
+                # one, and of the two the first one serves.
                 thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
                 thread.start()
-                self._thread = thread
+                if self._thread is None:
+                    self._thread = thread
 
     def close(self, timeout_s: float) -> None:
         """Ends after what is in the queue now; waits for that, unless called by its own thread."""
@@ -131,6 +139,9 @@ class Settler:
             thread.join(timeout_s)
 
     def _serve(self) -> None:
+        if not self._serves.acquire(blocking=False):
+            return
+        self._thread = threading.current_thread()
         last = False
         while not last:
             piece, last = self._take()
@@ -156,8 +167,9 @@ class Settler:
     def _contained(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except Exception as error:
+        except BaseException as error:
             log.exception("%s", Bug(f"settling an event failed: {error}"))
+        leave_if_forked(self._pid)
 
     # --- what became of an event ---
 
@@ -193,6 +205,8 @@ class Settler:
 
     def _end_refused(self, live: LiveJob, event: Event, error: BaseException) -> None:
         """The store refused an end. There must be one all the same (invariant 1)."""
+        if live.phase is Phase.SETTLED:
+            return  # an interrupt made it uncertain whether an end was handed in, so another one was
         if isinstance(error, Closed):
             log.error("job %s: its end could not be written before the store closed; recovery will", live.job_id)
         elif isinstance(error, UnknownJob) and live.phase is Phase.SUBMITTED:

@@ -1,15 +1,19 @@
 """Submitting: from a request to a durable, queued job in the line, in this order.
 
 active marker ─► pending, queued [durable] ─► fact ─► hub ─► the line
+
+The calling thread does all of it, and may be the main thread, where a Ctrl-C comes between any two steps. Then it posts
+one thing, in one step of its own, and leaves: the settler's thread brings the job to its end, whatever was done of it
+(`settle`). For that each step can be taken again, or finds that it was taken.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-
-import attrs
 
 from ..clock import Clock
 from ..errors import (
@@ -32,26 +36,66 @@ from .live import LiveJob, Phase, Roster
 from .markers import Markers
 from .pool import Pool
 from .settler import Settler
+from .strangers import call_out
 from .turn import clean
 
 log = logging.getLogger(__name__)
+
+_SLICE_S = 1.0
+INTERRUPTED = "submit was interrupted"
 
 #: refusals after which there certainly is no new job
 _NOTHING_WRITTEN = (JobExists, IdempotencyConflict, ParentFinished, NotFound, InvalidInput, Closed)
 
 
-@attrs.frozen(kw_only=True, slots=True)
 class Submission:
-    """A job on its way to the store, and the store's answer to come."""
+    """A job on its way to the store, and the store's answer to come.
 
-    live: LiveJob
-    future: Future[Job]
+    Nothing of it is waited for through a `Future`: one that its waiter was interrupted in may keep its lock for ever,
+    and with it the committer's thread.
+    """
+
+    __slots__ = ("_gate", "done", "error", "fresh_id", "job", "live", "then")
+
+    def __init__(self, live: LiveJob, *, fresh_id: bool) -> None:
+        self.live = live
+        self.fresh_id = fresh_id
+        #: the job, or why there is none; once `done`
+        self.job: Job | None = None
+        self.error: BaseException | None = None
+        self.done = False
+        #: called once it is done, on the committer's thread
+        self.then: Callable[[], object] | None = None
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def answered(self, future: Future[Job]) -> None:
+        """On the committer's thread; `future` is complete."""
+        self.error = future.exception()
+        if self.error is None:
+            self.job = future.result()
+        self.done = True
+        self._gate.release()
+        if self.then is not None:
+            self.then()
+
+    def wait(self) -> None:
+        """Until it is answered; once."""
+        # In slices: Python would see a Ctrl-C that comes in the instant before a wait only at that wait's end.
+        while not self._gate.acquire(timeout=_SLICE_S):
+            pass
+
+    def result(self) -> Job:
+        if self.error is not None:
+            raise self.error
+        assert self.job is not None
+        return self.job
 
 
 class Submissions:
     """Guarantees: a job is in the roster before the store hears of it, so that a cancel of its parent
-    meets it; it is in the line only after it is durable and told; a submit that fails leaves no job
-    behind that nobody would run."""
+    meets it; it is in the line only after it is durable and told; a submit that fails, or is interrupted
+    wherever it is, leaves no job behind that nobody would run or end."""
 
     def __init__(
         self,
@@ -82,31 +126,87 @@ class Submissions:
         #: each is given the job once it is durable: the place of the fact `job/registered`
         self.after_commit: list[Callable[[Job], None]] = []
 
-    def hand_over(self, request: SpawnRequest, fn: SyncFn) -> Submission:
-        """The job is in the roster, its session marked, and its commit on the way. Waits for nothing else."""
+    def prepare(self, request: SpawnRequest, fn: SyncFn) -> Submission:
+        """What can be refused by looking at the request. Nobody else knows of it yet."""
         job = job_from(request, runner_id=self._runner_id, now=self._clock.now(), new_id=self._new_id)
         live = LiveJob(job, fn, cwd=check_cwd(request.cwd), env=check_env(request.env))
         session_id = job.parent_session_id
         if not self._store.has_session(session_id):
             self._store.session(session_id)  # raises, and says which ids are close
         self._settler.start()
+        return Submission(live, fresh_id=request.job_id is None)
+
+    def hand_over(self, submission: Submission) -> None:
+        """The job is in the roster, its session marked, and its commit on the way. Waits for nothing else.
+
+        Interrupted in here, or later, by what is no `Exception`: then `settle_later` is the next thing to be called.
+        """
+        live = submission.live
+        session_id = live.job.parent_session_id
         self._register(live)
         try:
-            self._markers.use(session_id)
+            self._markers.use(session_id, live)
         except BaseException as error:
+            if not isinstance(error, Exception):
+                raise
             with self._roster.lock:
                 self._roster.drop(live)
             if isinstance(error, OSError):
                 raise StoreWriteFailed(f"the active marker could not be written: {error}; nothing changed") from error
             raise
-        future = self._create(live, fresh_id=request.job_id is None)
-        self._requests.expect(session_id)
-        return Submission(live=live, future=future)
+        if not self._requests.expects(session_id):
+            # Not on this thread: a timer that is half set would stay so.
+            self._settler.post(functools.partial(self._requests.expect, session_id))
+        try:
+            self._store.create_later(
+                live.job,
+                Queued(runner_id=self._runner_id),
+                fresh_id=submission.fresh_id,
+                when_done=submission.answered,
+            )
+        except Exception as error:
+            failed: Future[Job] = Future()
+            failed.set_exception(error)
+            submission.answered(failed)
+
+    def settle_later(self, submission: Submission) -> None:
+        """Its submit was interrupted: nobody gets to know the id, so nobody wants the job."""
+        self._settler.post(functools.partial(self._settle, submission))
+
+    def _settle(self, submission: Submission) -> None:
+        """On the settler's thread, which no interrupt reaches: whatever was done of a submit, the job ends, if there is
+        one, and nothing is kept for it."""
+        live = submission.live
+        self._canceller.cancel(live, INTERRUPTED)
+        self._pool.send_again()
+        if live.phase is not Phase.SUBMITTED:
+            return
+        if submission.done:
+            self._conclude(submission)
+            return
+        # Whether the store has it cannot be seen. What is handed in for a session is answered in its order: once
+        # something later is, so is this, or it was never handed in.
+        try:
+            later = self._store.write_later(live.job.parent_session_id, lambda documents: None, lambda: None)
+        except Exception as error:
+            log.debug("job %s: nothing can be handed in any more: %s", live.job_id, error)
+            self._conclude(submission)
+        else:
+            later.add_done_callback(lambda done: self._settler.post(functools.partial(self._conclude, submission)))
+
+    def _conclude(self, submission: Submission) -> None:
+        if not submission.done:
+            self.forget(submission.live, Closed("the submit was interrupted before the store had the job"))
+            return
+        try:
+            self.finish(submission)
+        except Exception as error:
+            log.debug("job %s: its submit was interrupted, and refused: %s", submission.live.job_id, error)
 
     def finish(self, submission: Submission) -> Job:
         """The job as it stands, once the store has answered. Raises what `JobRunner.submit` does."""
         try:
-            job = submission.future.result()
+            job = submission.result()
         except JobExists as exists:
             self.forget(submission.live, exists)
             raise
@@ -116,20 +216,18 @@ class Submissions:
         return self._admit(submission.live, job)
 
     def tell(self, submission: Submission) -> None:
-        """The steps that follow a durable submit, before anybody else hears of the job; once. Waits for the store."""
-        try:
-            job = submission.future.result()
-        except Exception:
-            return  # `finish` tells why
-        self._run_steps(submission.live, job)
+        """The steps that follow a durable submit, before anybody else hears of the job; each once."""
+        if submission.job is not None:  # otherwise `finish` tells why
+            interrupt = self._run_steps(submission.live, submission.job)
+            if interrupt is not None:
+                raise interrupt
 
     def forget(self, live: LiveJob, error: BaseException) -> None:
         """There is no such job; who waits for it is told why."""
         with self._roster.lock:
-            known = self._roster.jobs.get(live.job_id) is live
             self._roster.drop(live)
-            waiters = list(live.waiters) if known else []
-        self._markers.done(live.job.parent_session_id)
+            waiters = list(live.waiters)
+        self._markers.done(live.job.parent_session_id, live)
         for waiter in waiters:
             waiter.failed(error)
 
@@ -145,29 +243,24 @@ class Submissions:
                 # Another submit with the same id may be under way; the store will say whose it is.
                 self._roster.add(live, parent)
 
-    def _create(self, live: LiveJob, *, fresh_id: bool) -> Future[Job]:
-        try:
-            return self._store.create_later(live.job, Queued(runner_id=self._runner_id), fresh_id=fresh_id)
-        except Exception as error:
-            future: Future[Job] = Future()
-            future.set_exception(error)
-            return future
-        except BaseException as error:
-            self.forget(live, error)
-            raise
-
     def _admit(self, live: LiveJob, job: Job) -> Job:
         """The job is durable as queued: tell of it, and let it have its turn."""
-        self._run_steps(live, job)
-        self._hub.publish(TASK_CREATED, job)
-        self._hub.publish(JOB_STATUS, job)
+        if live.phase is not Phase.SUBMITTED:
+            return job  # done already, for a submit that was interrupted
+        interrupt = self._run_steps(live, job)
+        interrupt = self._hub.publish(TASK_CREATED, job) or interrupt
+        interrupt = self._hub.publish(JOB_STATUS, job) or interrupt
+        if interrupt is not None:
+            raise interrupt
         with self._roster.lock:
+            if live.phase is not Phase.SUBMITTED:
+                return job
             live.job = job
             if self._roster.jobs.get(job.job_id) is not live:
                 self._roster.add(live, None)
             if live.cancel_asked or self._roster.closing:
-                reason = live.cancel_reason if live.cancel_asked else SHUTDOWN_REASON
-                self._canceller.end(live, Cancelled(event_id=self._new_id(), reason=reason))
+                # Deciding an end and handing it in are one step: not for a thread that may be interrupted.
+                self._settler.post(functools.partial(self._end_unstarted, live))
                 return job
             self._roster.move(live, Phase.QUEUED)
             self._roster.line.push(live)
@@ -175,15 +268,23 @@ class Submissions:
         self._pool.start(tokens)
         return job
 
-    def _run_steps(self, live: LiveJob, job: Job) -> None:
-        if live.told:
-            return
-        live.told = True
-        for step in self.after_commit:
-            try:
-                step(job)
-            except Exception:
-                log.exception("job %s: a step after its submit failed", job.job_id)
+    def _end_unstarted(self, live: LiveJob) -> None:
+        with self._roster.lock:
+            if live.phase is not Phase.SUBMITTED:
+                return
+            self._roster.line.remove(live)
+            reason = live.cancel_reason if live.cancel_asked else SHUTDOWN_REASON
+            self._canceller.end(live, Cancelled(event_id=self._new_id(), reason=reason))
+
+    def _run_steps(self, live: LiveJob, job: Job) -> KeyboardInterrupt | None:
+        """Each step at most once: what a step that was interrupted did of its work is unknown."""
+        interrupt = None
+        while live.told < len(self.after_commit):
+            step = self.after_commit[live.told]
+            live.told += 1
+            call = functools.partial(step, job)
+            interrupt = call_out(call, log, "job %s: a step after its submit failed", job.job_id)[1] or interrupt
+        return interrupt
 
     def _abandon(self, live: LiveJob, error: Exception) -> None:
         """The submit failed; what may have been written of it all the same is ended."""

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 
 from ..clock import Clock
+from ..sign import Sign
+from .strangers import call_out
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +49,10 @@ class Timers:
         self._lock = threading.Lock()
         self._heap: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
-        self._earlier = threading.Event()  # something changed that the thread should look at
+        self._earlier = Sign()  # something changed that the thread should look at
         self._thread: threading.Thread | None = None
+        #: held by the thread that serves; one whose start was interrupted may come late and find it taken
+        self._serves = threading.Lock()
         self._closed = False
 
     def call_in(self, delay_s: float, call: Callable[[], None]) -> Timer:
@@ -80,14 +84,19 @@ class Timers:
         except RuntimeError as error:  # the interpreter is exiting
             log.debug("no timer thread: %s", error)
         else:
-            self._thread = thread
+            if self._thread is None:
+                self._thread = thread
 
     def _serve(self) -> None:
+        if not self._serves.acquire(blocking=False):
+            return
+        self._thread = threading.current_thread()
         while True:
             with self._lock:
                 self._drop_cancelled()
                 if not self._heap:
                     self._thread = None
+                    self._serves.release()
                     return
                 wait_s = self._heap[0][0] - self._clock.monotonic()
                 due = heapq.heappop(self._heap)[2] if wait_s <= 0 else None
@@ -105,7 +114,4 @@ class Timers:
         call = timer.take()
         if call is None:
             return
-        try:
-            call()
-        except Exception:
-            log.exception("a timed call failed")
+        call_out(call, log, "a timed call failed")

@@ -5,7 +5,9 @@ Nothing here decides: a cancel may win over the end that is returned (see `jobs.
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ import orjson
 from ..errors import CancelledError
 from ..jobs import Cancelled, Completed, End, Errored, TurnRequest, TurnResult
 from .live import LiveJob
+from .strangers import FORKED_EXIT_CODE, call_out, leave_if_forked
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +27,15 @@ DROPPED = "[the first {} bytes of this partial output were dropped]\n"
 
 def take_turn(live: LiveJob, request: TurnRequest, event_id: str) -> End:
     """Run the callable and return the end it came to. Never raises, whatever the callable does."""
+    pid = os.getpid()
     try:
         result = live.fn(request, live.cancel_event)
+        leave_if_forked(pid)
     except BaseException as error:
+        if os.getpid() != pid:
+            # As `sys.exit` says, where the child that the turn made used it.
+            code = getattr(error, "code", FORKED_EXIT_CODE) if isinstance(error, SystemExit) else FORKED_EXIT_CODE
+            os._exit(0 if code is None else code & 0xFF if isinstance(code, int) else 1)
         # SystemExit and KeyboardInterrupt too: in a worker they mean nothing but this job's end.
         log.info("job %s raised", live.job_id, exc_info=True)
         if isinstance(error, CancelledError) and live.cancel_event.is_set():
@@ -63,7 +72,7 @@ def describe(error: BaseException) -> str:
     """`{type}: {message}` (spec 003, D12)."""
     try:
         message = str(error)
-    except Exception:
+    except BaseException:
         message = "(its message cannot be shown)"
     return clean(f"{type(error).__name__}: {message}")
 
@@ -93,10 +102,7 @@ def contained(call: Callable[[Any], None], job_id: str) -> Callable[[Any], None]
     """`call` for use by a turn: what it raises is logged, never the turn's problem."""
 
     def safely(value: Any) -> None:
-        try:
-            call(value)
-        except Exception:
-            log.exception("job %s: a report of its progress failed", job_id)
+        call_out(functools.partial(call, value), log, "job %s: a report of its progress failed", job_id)
 
     return safely
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Sequence
 
 from ..errors import InvalidInput
 from ..jobs import Job
+from .strangers import call_out
+
+log = logging.getLogger(__name__)
 
 ALL = "all"
 ANY = "any"
@@ -35,12 +39,16 @@ class Waiter:
     def ended(self, job: Job) -> None:
         self.jobs[job.job_id] = job
         if self.done:
-            self._wake()
+            self.wake()
 
     def failed(self, error: BaseException) -> None:
         """The wait can never be answered (the job was not created, or its end cannot be written)."""
         self.error = error
-        self._wake()
+        self.wake()
+
+    def wake(self) -> None:
+        """What it is told by is a stranger's: the next one who waits is told all the same."""
+        call_out(self._wake, log, "somebody who waits for jobs could not be woken")
 
 
 def check_mode(mode: str) -> str:

@@ -32,7 +32,6 @@ class RunnerWait:
         waiting_job_id: str | None = None,
     ) -> None:
         self._ids = ids
-        self._wake = wake
         self._roster = roster
         self._pool = pool
         self._get = get
@@ -107,9 +106,9 @@ class RunnerWait:
         if not only_own or not all(live.is_under(me) for live in self._own):
             # What is not under it does not stop with it, so the wait must be ended for it to stop.
             self._interruptible = True
-            me.on_cancel[self._waiter] = self._wake
+            me.on_cancel[self._waiter] = self._waiter.wake
             if me.cancel_event.is_set():
-                self._wake()
+                self._waiter.wake()
         if self._own and me.seat is not None:
             self._lent = True
             me.waits += 1

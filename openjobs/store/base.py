@@ -80,6 +80,7 @@ class Transition:
 
 T = TypeVar("T")
 Jobs = list[Job]
+Done = Callable[[Future[Job]], object]
 _Ids = list[str]
 _Transitions = list[Transition]
 
@@ -231,7 +232,11 @@ class JobStore(ABC):
         """
         return self.create_later(job, *events, fresh_id=fresh_id).result()
 
-    def create_later(self, job: Job, *events: Event, fresh_id: bool = False) -> Future[Job]:
+    def create_later(
+        self, job: Job, *events: Event, fresh_id: bool = False, when_done: Done | None = None
+    ) -> Future[Job]:
+        """As `create`, without waiting. `when_done` is called with the future once it is complete, as a callback that
+        was added to it before anything was handed over; not where this raises."""
         self._check_usable()
         check_job_id(job.job_id)
         session_id = check_session_id(job.parent_session_id)
@@ -274,9 +279,12 @@ class JobStore(ABC):
             ),
             *self._changes(session_id, job.job_id, change, events, now, keep=False),
         ]
-        self._committer.add(session_id, operations)
+        # All of it before the committer has them, which completes futures: a caller's thread that is interrupted
+        # inside one of those leaves its lock held, and would hold up everybody's commits.
+        future = _first_failure(operations[1:], when_done)
         self._remember(job.job_id, session_id)
-        return _first_failure(operations[1:])
+        self._committer.add(session_id, operations)
+        return future
 
     def apply(self, job_id: str, *events: Event) -> Job:
         """The job after the events, each one commit, durable. All or, from the first refused one on, none.
@@ -285,16 +293,20 @@ class JobStore(ABC):
         """
         return self.apply_later(job_id, *events).result()
 
-    def apply_later(self, job_id: str, *events: Event, keep: bool = False) -> Future[Job]:
+    def apply_later(
+        self, job_id: str, *events: Event, keep: bool = False, when_done: Done | None = None
+    ) -> Future[Job]:
         """As `apply`, without waiting. With `keep` a commit that fails is kept and tried again until
-        it is durable or refused. The events of one job stay in the order in which they are given."""
+        it is durable or refused. The events of one job stay in the order in which they are given.
+        `when_done` is that of `create_later`."""
         self._check_usable()
         session_id = self._session_of(job_id)
         operations = self._changes(session_id, job_id, JobChange(None), events, self.clock.now(), keep=keep)
         if not operations:
             raise InvalidInput("apply needs at least one event")
+        future = _first_failure(operations, when_done)
         self._committer.add(session_id, operations)
-        return _first_failure(operations)
+        return future
 
     def _changes(
         self, session_id: str, job_id: str, change: JobChange, events: Sequence[Event], now: datetime, *, keep: bool
@@ -915,11 +927,16 @@ def _close_page(documents: Documents) -> Change | None:
     return Change(files=documents.changes, subject="page closed", trailers=[("Openjobs-Kind", "page")])
 
 
-def _first_failure(operations: Sequence[Operation]) -> Future[Job]:
+def _first_failure(operations: Sequence[Operation], when_done: Done | None) -> Future[Job]:
     """A future that gives what the last of them gives, or the first failure among them."""
     if len(operations) == 1:
-        return operations[0].future
+        only: Future[Job] = operations[0].future
+        if when_done is not None:
+            only.add_done_callback(when_done)
+        return only
     combined: Future[Job] = Future()
+    if when_done is not None:
+        combined.add_done_callback(when_done)
 
     def done(last: Future[Any]) -> None:
         for op in operations:

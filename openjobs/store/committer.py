@@ -19,6 +19,7 @@ import attrs
 from ..clock import Clock
 from ..errors import Bug, Closed, Damaged, OpenJobsError, OutcomeUnknown, Refused, SessionBusy, StoreWriteFailed
 from ..repo import MAINTAIN_GAP_S, MAINTAIN_WAIT_S, Change, Maintenance, Outcome, Repository, RepositoryBusy, View
+from ..sign import Sign
 from .index import Entry, Index
 
 _log = logging.getLogger(__name__)
@@ -160,9 +161,12 @@ class Committer:
         self._gap_s = gap_s
         self._jitter = random.Random(seed)
         self._lock = threading.Lock()
-        self._wake = threading.Condition(self._lock)
+        #: somebody has handed something in since the thread looked; not a condition, see `Sign`
+        self._wake = Sign()
         self._lanes: dict[str, _Lane] = {}
         self._thread: threading.Thread | None = None
+        #: held for good by the one thread that serves
+        self._serves = threading.Lock()
         self._closing = False
         self._drop_at: float | None = None
 
@@ -179,11 +183,15 @@ class Committer:
             now = self._clock.monotonic()
             lane.add(operations, now)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="openjobs-committer", daemon=True)
-                self._thread.start()
+                # Interrupted in the middle, whether it has begun is unknown: then the next to come begins another
+                # one, and of the two the first one serves.
+                thread = threading.Thread(target=self._run, name="openjobs-committer", daemon=True)
+                thread.start()
+                if self._thread is None:
+                    self._thread = thread
             # Who waits for the end of a gap wakes by itself; waking it for each event would only cost.
             if lane.due(now) or lane.linger_until > now:
-                self._wake.notify()
+                self._wake.set()
 
     def deadline(self, patience_s: float) -> float:
         """A value for `Operation.give_up_at`."""
@@ -200,13 +208,16 @@ class Committer:
             self._closing = True
             self._drop_at = None if timeout_s is None else self._clock.monotonic() + timeout_s
             thread = self._thread
-            self._wake.notify()
+            self._wake.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     # --- the thread ---
 
     def _run(self) -> None:
+        if not self._serves.acquire(blocking=False):
+            return
+        self._thread = threading.current_thread()
         while True:
             picked = self._next()
             if picked is None:
@@ -229,8 +240,11 @@ class Committer:
                     if not self._lanes and self._closing:
                         return None
                     picked = self._pick(now)
-                    if picked is not None:
+                    if isinstance(picked, tuple):
                         return picked
+                    self._wake.clear()
+            if not expired and not dropped:
+                self._wake.wait(picked)
             # Outside the lock: a future's callback may hand in the next event.
             for op, error in expired:
                 _fail(op, error)
@@ -238,10 +252,9 @@ class Committer:
                 upkeep.maintenance.close()
                 _fail(upkeep.operation, Closed("the store was closed before the session was as small as it can be"))
 
-    def _pick(self, now: float) -> tuple[str, _Lane, list[Operation]] | None:
-        """A session whose time has come, or None after having waited. Holds the lock."""
+    def _pick(self, now: float) -> tuple[str, _Lane, list[Operation]] | float | None:
+        """A session whose time has come, or how long to wait for one (None: until there is one). Holds the lock."""
         if not self._lanes:
-            self._wake.wait()
             return None
         events_at, session_id = min(
             (
@@ -258,8 +271,7 @@ class Committer:
         ]
         step_at, step_for = min(steps, default=(math.inf, ""))
         if min(events_at, step_at) > now:
-            self._wake.wait(min(events_at - now, step_at - now, self._patience(now)))
-            return None
+            return min(events_at - now, step_at - now, self._patience(now))
         if step_at <= now:
             return step_for, self._lanes[step_for], []
         lane = self._lanes[session_id]

@@ -58,8 +58,10 @@ class ThinStore:
         self._queue.put(None)
         self._thread.join(10)
 
-    def _later(self, decide: Callable[[], Job]) -> Future[Job]:
+    def _later(self, decide: Callable[[], Job], when_done: Callable[[Future[Job]], object] | None) -> Future[Job]:
         future: Future[Job] = Future()
+        if when_done is not None:
+            future.add_done_callback(when_done)
 
         def run() -> None:
             begun = time.thread_time()
@@ -75,17 +77,29 @@ class ThinStore:
         self._queue.put(run)
         return future
 
-    def create_later(self, job: Job, *events: Event, fresh_id: bool = False) -> Future[Job]:
+    def create_later(
+        self,
+        job: Job,
+        *events: Event,
+        fresh_id: bool = False,
+        when_done: Callable[[Future[Job]], object] | None = None,
+    ) -> Future[Job]:
         def decide() -> Job:
             if job.job_id in self.rows:
                 raise errors.JobExists("there", job=self.rows[job.job_id])
             self.rows[job.job_id] = attrs.evolve(job, user_msg_id="u", attach_id="a")
             return self._apply(job.job_id, events)
 
-        return self._later(decide)
+        return self._later(decide, when_done)
 
-    def apply_later(self, job_id: str, *events: Event, keep: bool = False) -> Future[Job]:
-        return self._later(lambda: self._apply(job_id, events))
+    def apply_later(
+        self,
+        job_id: str,
+        *events: Event,
+        keep: bool = False,
+        when_done: Callable[[Future[Job]], object] | None = None,
+    ) -> Future[Job]:
+        return self._later(lambda: self._apply(job_id, events), when_done)
 
     def apply(self, job_id: str, *events: Event) -> Job:
         return self.apply_later(job_id, *events).result()

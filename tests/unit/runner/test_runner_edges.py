@@ -73,7 +73,7 @@ def test_an_interrupt_while_the_job_is_handed_to_the_store_leaves_nothing_behind
         patch.setattr(store, "create_later", interrupted)
         with pytest.raises(KeyboardInterrupt):
             runner.submit(ask())
-    assert runner.wait_idle(0)
+    assert runner.wait_idle(10)
     assert store.list(sid) == []
     assert ran(runner, turns, ask).status is JobStatus.COMPLETED
 
@@ -89,9 +89,10 @@ def test_a_job_that_may_be_there_and_cannot_be_looked_for_is_ended(
     """Its submit failed half way, and so does the look for what it left: it counts as there."""
     create_later, row = store.create_later, store.row
 
-    def half(*args: Any, **more: Any) -> Future[Job]:
+    def half(*args: Any, when_done: Any, **more: Any) -> Future[Job]:
         create_later(*args, **more).result()
         failed: Future[Job] = Future()
+        failed.add_done_callback(when_done)
         failed.set_exception(errors.OutcomeUnknown("the last sync failed"))
         return failed
 
@@ -423,8 +424,9 @@ def test_a_submit_that_wrote_nothing_and_could_not_look_leaves_nothing_to_wait_f
     """Its end is refused, since there is no such job: the runner forgets it, and says what was the matter."""
     row = store.row
 
-    def nothing(*args: Any, **more: Any) -> Future[Job]:
+    def nothing(*args: Any, when_done: Any, **more: Any) -> Future[Job]:
         failed: Future[Job] = Future()
+        failed.add_done_callback(when_done)
         failed.set_exception(errors.OutcomeUnknown("the last sync failed"))
         return failed
 
@@ -520,7 +522,7 @@ def test_a_worker_thread_that_cannot_be_started_is_started_with_the_next_job(
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if getattr(thread, "_target", None) is not None and thread._target.__name__ == "_adjust_thread_count":  # type: ignore[attr-defined]
+        if getattr(thread, "_target", None) is not None and thread._target.__name__ == "_make":  # type: ignore[attr-defined]
             raise RuntimeError("can't start new thread")
         start(thread)
 

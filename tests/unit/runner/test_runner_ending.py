@@ -259,31 +259,23 @@ def test_a_failing_step_after_a_submit_does_not_hurt_the_job(
     assert "a step after its submit failed" in caplog.text
 
 
-class Crash(BaseException):
-    """The process dies here."""
-
-
 @pytest.mark.parametrize("at", AFTER_TERMINAL)
-def test_a_crash_at_any_step_leaves_a_terminal_job(
-    store: MockTaskStore, ask: Ask, at: EndStep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_at_any_step_leaves_a_terminal_job(store: MockTaskStore, ask: Ask, at: EndStep) -> None:
     """The steps before the crash are done, those after it are not, and the row is terminal and its card agrees."""
     runner = JobRunner(store, 1, lambda request, cancel_event: TurnResult(final_text="done"))
     done: list[EndStep] = []
-    died = threading.Event()
+    died, over = threading.Event(), threading.Event()
 
     def crash(ended: Ended) -> None:
         died.set()
-        raise Crash
+        over.wait()
 
     for name in AFTER_TERMINAL:
         inner = runner.ending.set(name, lambda ended: None)
         runner.ending.set(name, lambda ended, inner=inner, name=name: (inner(ended), done.append(name)))  # type: ignore[misc]
     runner.ending.set(at, crash)
-    monkeypatch.setattr(threading, "excepthook", lambda args: None)
     job = runner.submit(ask())
     assert died.wait(10)
-    runner._settler._thread.join(10)  # type: ignore[union-attr]
     # The dead runner's lease goes with its process.
     runner._lease.release()
     runner._pool.close()
@@ -297,6 +289,8 @@ def test_a_crash_at_any_step_leaves_a_terminal_job(
     assert card.extra["attach"]["status"] == "completed"
     with JobRunner(store, 1, lambda request, cancel_event: TurnResult()) as after:
         assert after.get(job.job_id) == row
+    over.set()
+    runner._settler.close(10)
 
 
 def test_no_end_is_committed_before_its_running(

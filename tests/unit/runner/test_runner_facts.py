@@ -561,7 +561,7 @@ def test_a_submit_that_failed_half_way_is_registered_with_its_end(
     """Only the first of its two commits was written: nobody got its id, but it is in the session, so it is a pair."""
     create_later = store.create_later
 
-    def half(job: Job, *events: Any, **options: Any) -> Any:
+    def half(job: Job, *events: Any, when_done: Any, **options: Any) -> Any:
         create_later(job, **options).result()
         raise errors.OutcomeUnknown("the second commit")
 

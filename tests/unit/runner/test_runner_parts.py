@@ -188,8 +188,8 @@ def markers(store: MockTaskStore, sid: str, clock: FakeClock, timers: Timers) ->
 
 def idle(markers: Markers, clock: FakeClock, *session_ids: str) -> None:
     for session_id in session_ids:
-        markers.use(session_id)
-        markers.done(session_id)
+        markers.use(session_id, "job")
+        markers.done(session_id, "job")
     with clock._moved:
         clock._monotonic += IDLE_S  # without waking the timer: the test sweeps
     assert len(markers) == len(session_ids)
@@ -223,9 +223,9 @@ def test_a_marker_that_cannot_be_removed_is_too_many_and_no_more(
         patch.setattr(store.active, "clear", refuse)
         markers.sweep()
     assert (store.active.sessions("r"), len(markers)) == (["s1"], 0)
-    markers.use("s1")
+    markers.use("s1", "job")
     assert store.active.sessions("r") == ["s1"]
-    markers.done("s1")
+    markers.done("s1", "job")
 
 
 def test_a_session_that_was_never_marked_has_nothing_to_clear(
@@ -239,7 +239,7 @@ def test_a_session_that_was_never_marked_has_nothing_to_clear(
     with monkeypatch.context() as patch:
         patch.setattr(store.active, "mark", refuse)
         with pytest.raises(OSError, match="no space"):
-            markers.use("s1")
+            markers.use("s1", "job")
     with clock._moved:
         clock._monotonic += IDLE_S
     monkeypatch.setattr(store.active, "clear", lambda *_: pytest.fail("nothing was marked"))
@@ -252,10 +252,10 @@ def test_a_session_that_is_used_while_others_are_swept_keeps_its_marker(
 ) -> None:
     """It was idle when the sweep began, and is not when its turn comes."""
     idle(markers, clock, "s1", "s2")
-    when_cleared(store, monkeypatch, lambda: markers.use("s2"))
+    when_cleared(store, monkeypatch, lambda: markers.use("s2", "job"))
     markers.sweep()
     assert (store.active.sessions("r"), len(markers)) == (["s2"], 1)
-    markers.done("s2")
+    markers.done("s2", "job")
 
 
 def test_a_use_that_meets_its_sweep_marks_again(
@@ -263,17 +263,17 @@ def test_a_use_that_meets_its_sweep_marks_again(
 ) -> None:
     """The use is counted while the mark is being taken away, waits for that, and has a mark when it returns."""
     idle(markers, clock, "s1")
-    using = threading.Thread(target=lambda: markers.use("s1"))
+    using = threading.Thread(target=lambda: markers.use("s1", "job"))
 
     def use() -> None:
         using.start()
-        eventually(lambda: markers._markers["s1"].uses == 1)
+        eventually(lambda: markers._markers["s1"].users == {"job"})
 
     when_cleared(store, monkeypatch, use)
     markers.sweep()
     using.join(PATIENCE_S)
     assert (store.active.sessions("r"), len(markers)) == (["s1"], 1)
-    markers.done("s1")
+    markers.done("s1", "job")
 
 
 def test_no_marker_goes_while_an_end_waits_for_room(

@@ -12,6 +12,7 @@ from openjobs import JobRunner, JobStatus, MockTaskStore, TurnRequest, TurnResul
 from openjobs.ids import new_id
 from openjobs.jobs import ContextMode
 from openjobs.runner.config import DEFAULT_WORKERS, workers_from
+from openjobs.runner.submission import Submission
 from tests.support import FakeClock, eventually
 from tests.support.turns import Ask, MakeRunner, Turns
 
@@ -285,7 +286,7 @@ def test_a_job_that_may_be_there_after_a_failed_submit_is_ended(
     """R3: after `OutcomeUnknown` a job with this runner's name on it would be nobody's; it becomes errored."""
     create_later = store.create_later
 
-    def unsure(*args: object, **kwargs: object) -> object:
+    def unsure(*args: object, when_done: object, **kwargs: object) -> object:
         create_later(*args, **kwargs).result()  # type: ignore[arg-type]
         raise errors.OutcomeUnknown
 
@@ -305,25 +306,18 @@ def test_a_submit_that_is_interrupted_leaves_a_cancelled_job_at_most(
     runner: JobRunner, store: MockTaskStore, sid: str, turns: Turns, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while it waits for the commit: nobody got the id, so nothing runs."""
-    create_later = store.create_later
 
-    def interrupted(*args: object, **kwargs: object) -> object:
-        future = create_later(*args, **kwargs)  # type: ignore[arg-type]
-        future.result()
-        monkeypatch.setattr(future, "exception", _interrupt)
-        return future
+    def interrupted(submission: Submission) -> None:
+        eventually(lambda: submission.done)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "create_later", interrupted)
+    monkeypatch.setattr(Submission, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         runner.submit(ask())
     assert runner.wait_idle()
     (job,) = store.list(sid)
     assert (job.status, job.cancel_reason) == (JobStatus.CANCELLED, "submit was interrupted")
     assert turns.order == []
-
-
-def _interrupt(timeout: float | None = None) -> None:
-    raise KeyboardInterrupt
 
 
 # --- active markers ---------------------------------------------------------------------------------------
