@@ -13,7 +13,6 @@ import fcntl
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 
 from .disk import AnyPath, Disk
 
@@ -22,16 +21,16 @@ _open_locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
 _guard = threading.RLock()
 
 
-@contextlib.contextmanager
-def no_fork() -> Iterator[None]:
+def no_fork() -> contextlib.AbstractContextManager[bool]:
     """No thread of this process forks (through `os.fork`) meanwhile.
 
     Without it: 1. a thread locks a file, 2. another forks, 3. the first writes down its descriptor.
     The child has a copy that it knows nothing of, and the lock outlives its owner. Closing has the
     same race. So opening, locking and writing down are one step, and so are striking out and closing.
+
+    The lock itself, and no generator around it: that one an interrupt could leave in the middle.
     """
-    with _guard:
-        yield
+    return _guard
 
 
 def is_locked(path: AnyPath) -> bool:
@@ -107,13 +106,14 @@ class FileLock:
 
     def release(self) -> None:
         with no_fork():
-            fd, self._fd = self._fd, None
-            _open_locks.discard(self)
+            fd = self._fd
             if fd is not None:
                 # A child that another thread is just starting has a copy until it execs: closing ours
-                # alone would leave the lock with that copy.
+                # alone would leave the lock with that copy. First of all, so that who is interrupted here can ask again.
                 fcntl.flock(fd, fcntl.LOCK_UN)
+                self._fd = None
                 os.close(fd)
+            _open_locks.discard(self)
 
     def _forget_in_child(self) -> None:
         fd, self._fd = self._fd, None

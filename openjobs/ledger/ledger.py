@@ -91,7 +91,10 @@ class Ledger:
         self._clock = clock or SystemClock()
         self._busy_timeout_s = busy_timeout_s
         self._from_the_end = from_the_end
-        self._turn = threading.Lock()
+        #: reentrant only so that its owner can tell that it is
+        self._turn = threading.RLock()
+        #: that of the `append_many` that has the turn
+        self._appends: FileLock | None = None
         self._pid = os.getpid()
         #: the end of what was checked; everything before it is known to be good
         self._end = START
@@ -191,8 +194,38 @@ class Ledger:
 
     def append_many(self, payloads: Sequence[Mapping[str, Any]], *, durable: bool = True) -> list[Record]:
         """Several in one write and one sync."""
-        with self.exclusive() as held:
-            return held.append_many(payloads, durable=durable)
+        # As `exclusive`, but for a thread that a Ctrl-C may interrupt between any two steps, as the main thread's
+        # submit: whether it has what it asked for is found out at the end, and never remembered on the way.
+        try:
+            self._take_turn()
+            lock = self._appends = FileLock(self.check_lock(), self._disk)
+            self._until_locked(lock)
+            return Exclusive(self).append_many(payloads, durable=durable)
+        finally:
+            try:
+                self._give_back()
+            except BaseException:
+                self._give_back()
+                raise
+
+    def _take_turn(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedProcess
+        if not self._turn.acquire(timeout=self._busy_timeout_s):
+            raise SessionBusy(f"{self.path} is being written by another thread; nothing was written")
+
+    def _give_back(self) -> None:
+        """Whatever this thread has of the turn and its lock; what another has stays."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            if self._appends is not None:
+                self._appends.release()
+                self._appends = None
+        finally:
+            with contextlib.suppress(RuntimeError):  # it is given back
+                while True:
+                    self._turn.release()
 
     @contextlib.contextmanager
     def exclusive(self) -> Generator[Exclusive, None, None]:
@@ -201,12 +234,10 @@ class Ledger:
         On entry the ledger has been checked to its end (with `from_the_end`: its end has been checked). Raises
         `SessionBusy`, `Damaged`, `FileRefused`.
         """
-        if os.getpid() != self._pid:
-            raise ForkedProcess
-        if not self._turn.acquire(timeout=self._busy_timeout_s):
-            raise SessionBusy(f"{self.path} is being written by another thread; nothing was written")
+        self._take_turn()
         try:
-            lock = self._lock_file()
+            lock = FileLock(self.check_lock(), self._disk)
+            self._until_locked(lock)
             try:
                 held = Exclusive(self)
                 try:
@@ -243,8 +274,7 @@ class Ledger:
             ) from None
         return path
 
-    def _lock_file(self) -> FileLock:
-        lock = FileLock(self.check_lock(), self._disk)
+    def _until_locked(self, lock: FileLock) -> None:
         deadline = self._clock.monotonic() + self._busy_timeout_s
         pause, longest = _LOCK_PAUSE_S
         never = threading.Event()
@@ -253,7 +283,6 @@ class Ledger:
                 raise SessionBusy(f"{self.path} is being written by another process; nothing was written")
             self._clock.wait(never, pause)
             pause = min(pause * 2, longest)
-        return lock
 
     def _try(self, lock: FileLock) -> bool:
         try:
