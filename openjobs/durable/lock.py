@@ -109,7 +109,7 @@ class FileLock:
             fd = self._fd
             if fd is not None:
                 # A child that another thread is just starting has a copy until it execs: closing ours
-                # alone would leave the lock with that copy. First of all, so that who is interrupted here can ask again.
+                # alone would leave the lock with that copy. First of all, so that who is interrupted can ask again.
                 fcntl.flock(fd, fcntl.LOCK_UN)
                 self._fd = None
                 os.close(fd)

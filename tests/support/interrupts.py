@@ -18,6 +18,9 @@ _LOOKS = {
     if name.startswith("CALL") or name == "RESUME" or "BACKWARD" in name.replace("NO_INTERRUPT", "")
 }
 
+#: what an exception comes out of inside the collector, and is only printed
+_NEVER = ("/_weakrefset.py", "/weakref.py", "/support/interrupts.py")
+
 
 class Interrupts:
     """Each `with` block on the main thread is interrupted once, at the first place where none was before.
@@ -27,7 +30,7 @@ class Interrupts:
 
     def __init__(self, *, but: tuple[str, ...] = ()) -> None:
         """`but`: ends of the paths of files that are passed over, since they share nothing."""
-        self._but = but
+        self._but = (*but, *_NEVER)
         self._met: set[tuple[CodeType, int]] = set()
         self._before: dict[FrameType, int] = {}
         self._handlers: dict[CodeType, list[tuple[int, int, int]]] = {}
@@ -50,7 +53,7 @@ class Interrupts:
 
     def _called(self, frame: FrameType, event: str, arg: object) -> Any:
         path = frame.f_code.co_filename
-        if path.endswith(self._but) or path == __file__:
+        if path.endswith(self._but):
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         return self._stepped
@@ -62,6 +65,7 @@ class Interrupts:
             self._before[frame] = at
             if (
                 before is not None
+                and (at < before or "BACKWARD" not in opcode.opname[code.co_code[before]])
                 and code.co_code[before] in _LOOKS
                 and (code, at) not in self._met
                 and self._handler(code, before) == self._handler(code, at)
