@@ -23,7 +23,7 @@ from ..errors import Closed, ForkedProcess, JobExists, OpenJobsError, StoreWrite
 from ..facts import Recorder
 from ..ids import IdMaker, short
 from ..jobs import UNFINISHED, ContextMode, Job, JobStatus, SpawnRequest, SyncFn
-from ..sign import Sign
+from ..sign import Answer, Sign
 from ..store import JobStore
 from ..store.damage import OnDamage
 from ..store.presence import Held
@@ -287,7 +287,7 @@ class JobRunner:
 
     def _finish_later(self, submission: Submission) -> Future[Job]:
         """Before it is handed over."""
-        answer: Future[Job] = Future()
+        answer: Future[Job] = Answer()
         answer.set_running_or_notify_cancel()
 
         def finish() -> None:

@@ -43,6 +43,7 @@ from ..jobs import UNFINISHED, CancelRequested, Event, Job, JobStatus, Queued, S
 from ..repo import Change, CommitInfo, Repository, View
 from ..session import Documents, Memory, Meta, Node, meta
 from ..session.trail import Trail
+from ..sign import Answer
 from .change import JobChange, job_changed, job_created, refuse_again, refuse_child_of
 from .committer import GAP_S, Committer, Operation
 from .damage import OnDamage, once, raised
@@ -934,7 +935,7 @@ def _first_failure(operations: Sequence[Operation], when_done: Done | None) -> F
         if when_done is not None:
             only.add_done_callback(when_done)
         return only
-    combined: Future[Job] = Future()
+    combined: Future[Job] = Answer()
     if when_done is not None:
         combined.add_done_callback(when_done)
 

@@ -19,7 +19,7 @@ import attrs
 from ..clock import Clock
 from ..errors import Bug, Closed, Damaged, OpenJobsError, OutcomeUnknown, Refused, SessionBusy, StoreWriteFailed
 from ..repo import MAINTAIN_GAP_S, MAINTAIN_WAIT_S, Change, Maintenance, Outcome, Repository, RepositoryBusy, View
-from ..sign import Sign
+from ..sign import Answer, Sign
 from .index import Entry, Index
 
 _log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Operation:
     decide: Callable[[View], Change | None]
     #: what the future gives, asked for after the commit is durable
     result: Callable[[], Any]
-    future: Future[Any] = attrs.field(factory=Future)
+    future: Future[Any] = attrs.field(factory=Answer)
     keep: bool = False
     #: nobody waits for it, so it may stay `LINGER_S` for company
     lingers: bool = False
@@ -231,6 +231,7 @@ class Committer:
 
     def _next(self) -> tuple[str, _Lane, list[Operation]] | None:
         """The next session that may be tried, with its share; None when closed and empty."""
+        wait_s: float | None = None
         while True:
             with self._lock:
                 now = self._clock.monotonic()
@@ -242,9 +243,10 @@ class Committer:
                     picked = self._pick(now)
                     if isinstance(picked, tuple):
                         return picked
+                    wait_s = picked
                     self._wake.clear()
             if not expired and not dropped:
-                self._wake.wait(picked)
+                self._wake.wait(wait_s)
             # Outside the lock: a future's callback may hand in the next event.
             for op, error in expired:
                 _fail(op, error)
