@@ -87,11 +87,29 @@ class Canceller:
 
         `committed` says that the request is in the store already: another process asked.
         """
+        try:
+            with self._roster.lock:
+                futures = self._ask(live, reason, committed=committed)
+                for each in list(live.descendants()):
+                    self._ask(each, under(live.job, reason))
+            return futures
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # A Ctrl-C in the main thread: what was decided and not handed in would never be.
+                self._settler.post(functools.partial(self._complete, live, reason))
+            raise
+
+    def _complete(self, live: LiveJob, reason: str | None) -> None:
+        """A cancel that was interrupted, once more from its beginning. What was handed in already is refused then, and
+        changes nothing."""
         with self._roster.lock:
-            futures = self._ask(live, reason, committed=committed)
-            for each in list(live.descendants()):
-                self._ask(each, under(live.job, reason))
-        return futures
+            for each in (live, *list(live.descendants())):
+                why = reason if each is live else under(live.job, reason)
+                if each.phase is Phase.ENDED:
+                    self._settler.hand_in(each, Cancelled(event_id=self._new_id(), reason=why))
+                else:
+                    each.cancel_asked = False
+                    self._ask(each, why)
 
     def _ask(self, live: LiveJob, reason: str | None, *, committed: bool = False) -> list[Future[Job]]:
         """With the lock held."""

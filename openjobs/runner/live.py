@@ -77,7 +77,7 @@ class LiveJob:
         self.env = env
         self.context = context if context is not None else contextvars.copy_context()
         self.phase = Phase.SUBMITTED
-        self.cancel_event = threading.Event()
+        self.cancel_event = Sign()
         self.cancel_asked = False
         self.cancel_reason: str | None = None
         #: newest partial text; kept when the job is cancelled or errs

@@ -502,7 +502,7 @@ class JobRunner:
         """A cancel that returned is durable, unless the store is stuck."""
         until = self._clock.monotonic() + _CANCEL_COMMIT_S
         for future in futures:
-            committed = threading.Event()
+            committed = Sign()
             future.add_done_callback(lambda done, committed=committed: committed.set())  # type: ignore[misc]
             self._clock.wait(committed, max(0.0, until - self._clock.monotonic()))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from openjobs import GitJobStore, JobRunner, JobStatus, MockTaskStore, SpawnRequest, TurnRequest, TurnResult
+from openjobs import GitJobStore, JobRunner, JobStatus, MockTaskStore, SpawnRequest, TurnRequest, TurnResult, errors
 from openjobs.runner.ending import EndStep
 from openjobs.runner.strangers import FORKED_EXIT_CODE
 from openjobs.store import JobStore
@@ -145,6 +145,40 @@ def test_an_interrupted_submit_of_a_job_that_is_there_already_leaves_that_one_al
     assert runner.await_job(first.job_id, 10).result_text == "as it was asked"
     still_works(runner)
     assert store.get(first.job_id).status is JobStatus.COMPLETED
+
+
+@pytest.mark.leaks(_DESCRIPTOR)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("running", [False, True])
+def test_a_cancel_that_is_interrupted_anywhere_can_be_asked_for_again(
+    store: JobStore, runner: JobRunner, running: bool
+) -> None:
+    """R6: the job, and the one under it, end as cancelled after the second call at the latest, and nothing is kept."""
+
+    def wait(request: TurnRequest, cancel_event: threading.Event) -> TurnResult:
+        assert cancel_event.wait(60)
+        raise errors.CancelledError
+
+    blockers = [] if running else [runner.submit(ask("blocker"), wait) for _ in range(2)]
+    interrupts = Interrupts(but=_PURE)
+    while True:
+        job = runner.submit(ask(), wait)
+        child = runner.submit(ask(parent_job_id=job.job_id), wait)
+        if running:
+            eventually(lambda: runner.stats().running == 2)
+        with interrupts:
+            runner.cancel(job.job_id, "first")
+        runner.cancel(job.job_id, "again")
+        ended = runner.await_tasks([job.job_id, child.job_id], timeout=10)
+        assert [each.status for each in ended] == [JobStatus.CANCELLED] * 2, interrupts.place
+        if interrupts.place is None:
+            break
+    assert len(interrupts) > 30
+    for blocker in blockers:
+        runner.cancel(blocker.job_id)
+    assert runner.wait_idle(10)
+    still_works(runner)
+    ended_soon(runner)
 
 
 # --- what strangers' code raises ---------------------------------------------------------------------------------
