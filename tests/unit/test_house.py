@@ -14,7 +14,7 @@ PACKAGE = Path(openjobs.__path__[0])
 
 #: docs/architecture.md, "The floors"; within a floor a room may import those before it.
 FLOORS = [
-    ["_version", "errors", "clock", "ids", "jobs"],
+    ["_version", "errors", "sign", "clock", "ids", "jobs"],
     ["durable", "repo", "ledger", "runlog"],
     ["session", "facts"],
     ["store"],
