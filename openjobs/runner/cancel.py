@@ -96,15 +96,17 @@ class Canceller:
         except BaseException as error:
             if not isinstance(error, Exception):
                 # A Ctrl-C in the main thread: what was decided and not handed in would never be.
-                self._settler.post(functools.partial(self._complete, live, reason))
+                self._settler.post(functools.partial(self.complete, live, reason))
             raise
 
-    def _complete(self, live: LiveJob, reason: str | None) -> None:
-        """A cancel that was interrupted, once more from its beginning. What was handed in already is refused then, and
-        changes nothing."""
+    def complete(self, live: LiveJob, reason: str | None) -> None:
+        """As `cancel`, where an earlier one may have been interrupted: once more from its beginning. An end that was
+        handed in already is refused the second time, and changes nothing."""
         with self._roster.lock:
             for each in (live, *list(live.descendants())):
                 why = reason if each is live else under(live.job, reason)
+                if each.cancel_asked:
+                    why = each.cancel_reason
                 if each.phase is Phase.ENDED:
                     self._settler.hand_in(each, Cancelled(event_id=self._new_id(), reason=why))
                 else:

@@ -177,7 +177,7 @@ class Submissions:
         """On the settler's thread, which no interrupt reaches: whatever was done of a submit, the job ends, if there is
         one, and nothing is kept for it."""
         live = submission.live
-        self._canceller.cancel(live, INTERRUPTED)
+        self._canceller.complete(live, INTERRUPTED)
         self._pool.send_again()
         if live.phase is not Phase.SUBMITTED:
             return
@@ -259,22 +259,15 @@ class Submissions:
             if self._roster.jobs.get(job.job_id) is not live:
                 self._roster.add(live, None)
             if live.cancel_asked or self._roster.closing:
-                # Deciding an end and handing it in are one step: not for a thread that may be interrupted.
-                self._settler.post(functools.partial(self._end_unstarted, live))
+                reason = live.cancel_reason if live.cancel_asked else SHUTDOWN_REASON
+                self._roster.line.remove(live)  # where an interrupted try had put it
+                self._canceller.end(live, Cancelled(event_id=self._new_id(), reason=reason))
                 return job
             self._roster.move(live, Phase.QUEUED)
             self._roster.line.push(live)
             tokens = self._pool.reserve()
         self._pool.start(tokens)
         return job
-
-    def _end_unstarted(self, live: LiveJob) -> None:
-        with self._roster.lock:
-            if live.phase is not Phase.SUBMITTED:
-                return
-            self._roster.line.remove(live)
-            reason = live.cancel_reason if live.cancel_asked else SHUTDOWN_REASON
-            self._canceller.end(live, Cancelled(event_id=self._new_id(), reason=reason))
 
     def _run_steps(self, live: LiveJob, job: Job) -> KeyboardInterrupt | None:
         """Each step at most once: what a step that was interrupted did of its work is unknown."""

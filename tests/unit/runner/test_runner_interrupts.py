@@ -15,6 +15,7 @@ import pytest
 from openjobs import GitJobStore, JobRunner, JobStatus, MockTaskStore, SpawnRequest, TurnRequest, TurnResult, errors
 from openjobs.runner.ending import EndStep
 from openjobs.runner.strangers import FORKED_EXIT_CODE
+from openjobs.runner.submission import Submission
 from openjobs.store import JobStore
 from tests.support import eventually
 from tests.support.interrupts import Interrupts
@@ -145,6 +146,34 @@ def test_an_interrupted_submit_of_a_job_that_is_there_already_leaves_that_one_al
     assert runner.await_job(first.job_id, 10).result_text == "as it was asked"
     still_works(runner)
     assert store.get(first.job_id).status is JobStatus.COMPLETED
+
+
+@pytest.mark.leaks(_DESCRIPTOR)
+def test_an_interrupted_submit_that_ends_its_job_itself_leaves_it_ended(
+    store: JobStore, runner: JobRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was cancelled while its commit was under way: deciding its end and handing that in is interrupted anywhere."""
+    still_works(runner)
+    submission_wait = Submission.wait
+
+    def cancelled_meanwhile(submission: Submission) -> None:
+        submission_wait(submission)
+        runner._canceller.cancel(submission.live, "meanwhile")
+
+    monkeypatch.setattr(Submission, "wait", cancelled_meanwhile)
+    interrupts = Interrupts(but=(*_PURE, "/ledger.py", "/log.py", "/lock.py", "/disk.py", "/files.py"))
+    while True:
+        with interrupts:
+            runner.submit(ask())
+        assert runner.wait_idle(10), interrupts.place
+        if interrupts.place is None:
+            break
+    monkeypatch.undo()
+    before, *ended = reversed(store.list(SID, limit=None))
+    assert before.status is JobStatus.COMPLETED
+    assert {job.status for job in ended} == {JobStatus.CANCELLED}
+    still_works(runner)
+    ended_soon(runner)
 
 
 @pytest.mark.leaks(_DESCRIPTOR)
