@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 
-from ..durable.files import read_file
+from ..durable.files import read_file, unreadable
 from ..errors import Damaged, RepositoryRefused
 
 _HEX = re.compile(rb"[0-9a-f]{40}\Z")
@@ -29,7 +29,7 @@ def read_branch(git_dir: str) -> str:
     try:
         raw = read_file(path, 4096)
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
+        raise unreadable(error, path) from error
     text = raw.rstrip(b"\n")
     if _HEX.match(text):
         raise RepositoryRefused("HEAD is detached: it must be on a branch")
@@ -83,7 +83,7 @@ def read_ref(git_dir: str, ref: str) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return _packed(git_dir, ref)
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
+        raise unreadable(error, path) from error
     text = raw.rstrip(b"\n")
     if text.startswith(b"ref:"):
         raise RepositoryRefused(f"{ref} is a symbolic reference")
@@ -99,7 +99,7 @@ def _packed(git_dir: str, ref: str) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
+        raise unreadable(error, path) from error
     wanted = b" " + ref.encode("utf-8", "surrogateescape")
     for line in raw.splitlines():
         if line.endswith(wanted) and len(line) == 40 + len(wanted):
