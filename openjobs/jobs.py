@@ -191,7 +191,8 @@ class SpawnRequest:
 
 @attrs.frozen(kw_only=True, slots=True)
 class TurnResult:
-    """What a turn came to. `error` set means errored, whatever else is there.
+    """What a turn came to. `error` set means errored, whatever else is there; so does a field that cannot be stored
+    (a `head_id` that names no message, a `usage` that is no JSON), which costs only itself: the text is kept.
 
     `head_id` names a message of the session that the turn itself appended; without it the runner
     appends `final_text` as the assistant message.
