@@ -180,7 +180,7 @@ class SpawnRequest:
     origin_tool_call_id: str | None = None
     job_id: str | None = None
     cwd: str | Path | None = None
-    env: Mapping[str, str] | None = None
+    env: Mapping[str, str] | None = attrs.field(default=None, repr=False)
     #: seconds the run may take before it is cancelled
     timeout_s: float | None = None
     metadata: Mapping[str, Any] | None = None

@@ -58,6 +58,8 @@ class GitJobStore(JobStore):
     ) -> None:
         if durability not in _DURABILITY:
             raise InvalidInput(f"durability is 'full' or 'relaxed', not {durability!r}")
+        if isinstance(home, str) and not home.strip():
+            raise InvalidInput("the name of the home is empty; '.' is the current directory")
         path = Path(home).expanduser().absolute()
         disk = disk or Disk(durable=_DURABILITY[durability])
         _make_home(path, disk)

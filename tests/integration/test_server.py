@@ -166,10 +166,12 @@ class TestWebSocket:
                 assert ws.answer(request_id)["now"]
             ws.send(action="ping")
             assert ws.answer(None)["now"]
-            wrongs: list[Any] = [True, [], {}, "x" * 201, 1e300]
+            wrongs: list[Any] = [True, [], {}, "x" * 201, 1e300, "\ud800", "a\udfffb"]
             for wrong in wrongs:
                 ws.send(action="ping", request_id=wrong)
-            assert {error["error"]["code"] for error in ws.errors(5)} == {"invalid_input"}
+            refusals = ws.errors(len(wrongs))
+            assert {error["error"]["code"] for error in refusals} == {"invalid_input"}
+            assert {error["request_id"] for error in refusals} == {None}
 
     def test_bad_frames_hurt_nobody_else(self, client: Client) -> None:
         """Each is answered; another client notices nothing."""
@@ -856,6 +858,54 @@ class TestWhoIsLetIn:
                     return False
 
                 eventually(closed, every=0.1)
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/api/jobs",
+            "/api/jobs/0123/cancel",
+            "/api/cancel",
+            "/api/processes/0123/stop",
+            "/api/sessions/s1/checkout",
+            "/api/login",
+        ],
+    )
+    def test_a_client_that_leaves_in_the_middle_of_its_request_is_no_failure(
+        self, runner: JobRunner, path: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nothing is logged, nothing is answered, nothing is done."""
+        app = create_app(runner, auth=TokenAuth(TOKEN), places=Places.loopback(80))
+        came = [{"type": "http.request", "body": b'{"a":', "more_body": True}, {"type": "http.disconnect"}]
+        headers = {
+            "host": "127.0.0.1:80",
+            "authorization": f"Bearer {TOKEN}",
+            "content-type": "application/json",
+            "content-length": "50",
+        }
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "query_string": b"",
+            "scheme": "http",
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
+        answers: list[Any] = []
+
+        async def receive() -> Any:
+            return came.pop(0)
+
+        async def send(message: Any) -> None:
+            answers.append(message)
+
+        try:
+            asyncio.run(app(scope, receive, send))
+        finally:
+            app.close()
+        assert (came, answers) == ([], [])
+        assert caplog.records == []
 
     def test_a_home_of_its_own_socket(self, runner: JobRunner, scratch: Path) -> None:
         """The Unix socket is for this user alone; the token is asked for there, too."""
