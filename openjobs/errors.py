@@ -112,6 +112,10 @@ class StoreWriteFailed(Refused, OSError):
     """The store could not be written; nothing changed."""
 
 
+class ReadFailed(Refused, OSError):
+    """The system could not read now (no descriptors, no memory); nothing is known to be damaged. Try again."""
+
+
 class Closed(Refused):
     """The runner or store is closed."""
 

@@ -180,7 +180,7 @@ class SpawnRequest:
     origin_tool_call_id: str | None = None
     job_id: str | None = None
     cwd: str | Path | None = None
-    env: Mapping[str, str] | None = None
+    env: Mapping[str, str] | None = attrs.field(default=None, repr=False)
     #: seconds the run may take before it is cancelled
     timeout_s: float | None = None
     metadata: Mapping[str, Any] | None = None
@@ -191,7 +191,8 @@ class SpawnRequest:
 
 @attrs.frozen(kw_only=True, slots=True)
 class TurnResult:
-    """What a turn came to. `error` set means errored, whatever else is there.
+    """What a turn came to. `error` set means errored, whatever else is there; so does a field that cannot be stored
+    (a `head_id` that names no message, a `usage` that is no JSON), which costs only itself: the text is kept.
 
     `head_id` names a message of the session that the turn itself appended; without it the runner
     appends `final_text` as the assistant message.

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ..processes.template import Template
 
 CONFIG = "config.toml"
+#: what `openjobs agent` asks for where no profile is named
+_DEFAULT = "main"
+#: how much two names must have in common for one to be the other, mistyped
+_NEAR = 0.7
 
 
 class Profiles:
@@ -147,19 +151,22 @@ class Profiles:
     def _unknown(self, agent_id: str) -> UnknownAgent:
         from difflib import get_close_matches  # late: only who mistypes pays for it
 
-        name = agent_id if check_agent_id(agent_id) else "main"
-        lines = [
-            f"No profile is named {agent_id!r}. `--agent shell` works at once (it runs the prompt under sh)."
-            if agent_id != "main"
-            else "No profile is configured. `--agent shell` works at once (it runs the prompt under sh).",
-        ]
+        name = agent_id if check_agent_id(agent_id) else _DEFAULT
+        works = "`--agent shell` works at once (it runs the prompt under sh)."
         candidates = self._candidates()
-        if near := get_close_matches(agent_id.lower(), candidates, n=1):
-            lines.insert(0, f"No profile is named {agent_id!r}; did you mean {near[0]!r}?")
-            lines[1] = "`--agent shell` works at once (it runs the prompt under sh)."
+        if agent_id == _DEFAULT:  # which nobody has to name: nothing was mistyped
+            lines = [
+                f"No default agent is set up, a profile named {_DEFAULT!r}; `--agent NAME` takes another one.",
+                works,
+            ]
+        elif near := get_close_matches(agent_id.lower(), candidates, n=1, cutoff=_NEAR):
+            lines = [f"No profile is named {agent_id!r}; did you mean {near[0]!r}?", works]
+        else:
+            lines = [f"No profile is named {agent_id!r}. {works}"]
         if self.config_path is not None:
+            wish = "set it up" if agent_id == _DEFAULT else "add one"
             lines += [
-                f"To add one, put these three lines into {self.config_path}:",
+                f"To {wish}, put these three lines into {self.config_path}:",
                 f"[profiles.{name}]" if name.replace("_", "").replace("-", "").isalnum() else f'[profiles."{name}"]',
                 'command = ["claude", "-p", "{prompt}"]',
                 "timeout_s = 3600",

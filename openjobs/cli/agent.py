@@ -20,7 +20,7 @@ from ..errors import Closed, HostUnavailable, OpenJobsError, OutcomeUnknown, Unk
 from ..ids import check_job_id, check_session_id, new_id
 from ..jobs import ContextMode, Job, SpawnRequest
 from . import exits, output, shapes
-from .interrupts import PAUSE_S, TRIES, handing_over, how_to_stop
+from .interrupts import PAUSE_S, TRIES, goes_on, handing_over, how_to_stop
 from .options import AGENT_ID, POSITIVE_SECONDS, SESSION_ID, WORDS, command, is_utf8
 from .reading import print_result, status_line, wait_for
 from .state import DEFAULT_SESSION, State
@@ -136,11 +136,14 @@ def _in_background(state: State, wanted: _Wanted) -> int:
     assert job_id is not None
     try:
         answer = spawn(state.home, request, environ=os.environ, create_session=True)
-        if state.json:
-            output.json_value({**answer, "session_id": request.parent_session_id})
-        else:
-            output.line(job_id)
-            output.hint(f"runs in the background; `{state.prog} output {short_id(job_id)} --wait` prints its result")
+        with output.telling(goes_on(state, "job", job_id), also_if_gone=True):
+            if state.json:
+                output.json_value({**answer, "session_id": request.parent_session_id})
+            else:
+                output.line(job_id)
+                output.hint(
+                    f"runs in the background; `{state.prog} output {short_id(job_id)} --wait` prints its result"
+                )
     except KeyboardInterrupt:
         return handing_over(state, "job", job_id, lambda job_id: state.client.outcome(job_id))
     return exits.COMPLETED
@@ -196,7 +199,9 @@ class _Turn:
                 signalled = error
                 asked = self._ask(state, "terminated" if isinstance(error, Interrupted) else "interrupted")
         if signalled is None:
-            print_result(state, job)
+            shown = short_id(job.job_id)
+            with output.telling(f"job {shown} {job.status.value}; `{state.prog} output {shown}` prints its result"):
+                print_result(state, job)
             return exits.of_job(job)
         if asked is not None:
             self._see_end(state, asked, partial=isinstance(signalled, KeyboardInterrupt))

@@ -16,7 +16,7 @@ import click
 
 from ..errors import UnknownAgent
 from . import exits, output
-from .options import CONTEXT, common_options
+from .options import CONTEXT, Helpful, NothingAsked, common_options
 from .state import State
 
 #: heading -> command -> (module of this package, one line of help)
@@ -71,7 +71,7 @@ MEANT = {
 _WHERE = {name: where for group in COMMANDS.values() for name, where in group.items()}
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Helpful, click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_WHERE)
 
@@ -116,7 +116,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     context_settings=CONTEXT,
     epilog="A job id may be shortened to any beginning that fits one job. "
     "Exit codes: 0 completed, 1 errored, 2 usage, 3 not found or ambiguous, 4 wait timed out, 5 cancelled, "
-    "6 store damaged or refused, 130 interrupted.",
+    "6 store damaged or refused, 74 output not written, 130 interrupted.",
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def app() -> None:
@@ -135,9 +135,9 @@ def run(args: Sequence[str]) -> int:
         if code == exits.COMPLETED and not state.json and (said := state.nothing_yet()):
             output.note(f"openjobs: {said}")
         return code
-    except output.ReaderGone:
+    except output.Unwritten as error:
         output.abandon_stdout()
-        return exits.BROKEN_PIPE
+        return _unwritten(error, state)
     except click.UsageError as error:
         return _usage(error, state)
     except (KeyboardInterrupt, click.Abort):
@@ -162,6 +162,18 @@ def _run(args: list[str], state: State) -> int:
         return ended.exit_code
 
 
+def _unwritten(error: output.Unwritten, state: State) -> int:
+    gone = isinstance(error, output.ReaderGone)
+    code = exits.BROKEN_PIPE if gone else exits.UNWRITTEN
+    if gone and not error.done:
+        return code  # the usual end of `| head`
+    if state.json:
+        _tell_json(error, str(error), code)
+    else:
+        output.note(f"openjobs: {error}")
+    return code
+
+
 def _usage(error: click.UsageError, state: State) -> int:
     from .text import one_line
 
@@ -169,7 +181,7 @@ def _usage(error: click.UsageError, state: State) -> int:
     said = one_line(error.format_message())
     if state.json:
         _tell_json(error, said, exits.USAGE)
-    elif type(error).__name__ == "NoArgsIsHelpError":  # new in click 8.2: its message is the whole help
+    elif isinstance(error, NothingAsked):
         output.note(error.format_message())
     else:
         output.note(f"{path}: {said} (`{path} --help` shows how)")

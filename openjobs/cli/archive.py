@@ -36,20 +36,21 @@ def export_command(state: State, session: str, file: Path) -> int:
 
     with spinner(f"exporting {one_line(session)}"):
         made = export_session(_git(state), session, file)
-    if state.json:
-        output.json_value(
-            {
-                "session_id": made.session_id,
-                "commit_id": made.commit_id,
-                "path": str(made.path),
-                "size_bytes": made.size_bytes,
-                "jobs": made.jobs,
-                "unfinished_jobs": list(made.unfinished_jobs),
-                "unfinished_tasks": list(made.unfinished_tasks),
-            }
-        )
-        return exits.COMPLETED
-    output.line(one_line(str(made.path)))
+    with output.telling(f"session {one_line(session)} was exported to {one_line(str(made.path))}"):
+        if state.json:
+            output.json_value(
+                {
+                    "session_id": made.session_id,
+                    "commit_id": made.commit_id,
+                    "path": str(made.path),
+                    "size_bytes": made.size_bytes,
+                    "jobs": made.jobs,
+                    "unfinished_jobs": list(made.unfinished_jobs),
+                    "unfinished_tasks": list(made.unfinished_tasks),
+                }
+            )
+            return exits.COMPLETED
+        output.line(one_line(str(made.path)))
     told = (plural(made.jobs, "job"), f"commit {made.commit_id[:12]}", size(made.size_bytes), "verified")
     output.note(f"{one_line(session)}: {', '.join(told)}")
     _tell("unfinished, exported as it stands: ", made.unfinished_jobs, made.unfinished_tasks)
@@ -87,9 +88,11 @@ def import_command(state: State, file: Path, session: str | None) -> int:
             "ended_tasks": list(made.ended_tasks),
             "counts": made.counts,
         }
-        output.json_value(value)
+        with output.telling(f"session {made.session_id} was imported"):
+            output.json_value(value)
         return exits.COMPLETED
-    output.line(made.session_id)
+    with output.telling(f"session {made.session_id} was imported"):
+        output.line(made.session_id)
     output.note(
         f"{made.session_id}: {plural(made.jobs, 'job')}, {plural(made.tasks, 'background command')},"
         f" commit {made.commit_id[:12]}, checked"

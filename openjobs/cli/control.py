@@ -132,14 +132,19 @@ def stop_command(state: State, ids: tuple[str, ...], reason: str | None) -> int:
     """
     wanted, task_ids = state.split(ids)
     shorten = table.short_ids([*wanted, *task_ids])
-    tasks = _stop_tasks(state, task_ids, reason)
-    stopped = []
-    for job_id in wanted:
-        was = state.client.outcome(job_id)
-        job = was if was.terminal else state.client.cancel(job_id, reason=reason)
-        stopped.append(job)
+    tasks: list[Task] = []
+    stopped: list[Job] = []
+    before: list[Job] = []
+    try:
+        tasks.extend(_stop_task(state, task_id, reason) for task_id in task_ids)
+        for job_id in wanted:
+            before.append(state.client.outcome(job_id))
+            stopped.append(before[-1] if before[-1].terminal else state.client.cancel(job_id, reason=reason))
+    finally:  # only now: who cannot be told must not keep the others from being asked
         if not state.json:
-            _tell_stopped(was, job, shorten(job_id))
+            _tell_tasks(tasks)
+            for was, job in zip(before, stopped, strict=False):
+                _tell_stopped(was, job, shorten(job.job_id))
     if state.json:
         output.json_value(
             {"jobs": [shapes.stopped(job) for job in stopped], "tasks": [shapes.task(task) for task in tasks]}
@@ -153,15 +158,17 @@ def stop_command(state: State, ids: tuple[str, ...], reason: str | None) -> int:
     return exits.COMPLETED
 
 
-def _stop_tasks(state: State, ids: list[str], reason: str | None) -> list[Task]:
-    if not ids:
-        return []
+def _stop_task(state: State, task_id: str, reason: str | None) -> Task:
     from . import tasks
 
-    stopped = [tasks.stop(state, task_id, reason) for task_id in ids]
-    if not state.json:
+    return tasks.stop(state, task_id, reason)
+
+
+def _tell_tasks(stopped: list[Task]) -> None:
+    if stopped:
+        from . import tasks
+
         tasks.tell(stopped)
-    return stopped
 
 
 def _tell_stopped(was: Job, job: Job, shown_id: str) -> None:

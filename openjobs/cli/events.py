@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 import click
@@ -54,9 +54,20 @@ class Moment(Text):
             try:
                 return to_epoch_ms(from_text(_with_zone(text)))
             except (ValueError, OverflowError):
-                self.fail(f"{value!r} is not a time: 2026-01-31, 2026-01-31T12:00 or 2026-01-31T12:00Z", param, ctx)
-        ago = SECONDS.convert(text, param, ctx)
+                self._refuse(value, param, ctx)
+        try:
+            ago = SECONDS.convert(text, param, ctx)
+        except click.BadParameter:
+            self._refuse(value, param, ctx)
         return to_epoch_ms(datetime.now(UTC) - timedelta(seconds=ago))
+
+    def _refuse(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> NoReturn:
+        self.fail(
+            f"{value!r} is not a time: a date (2026-01-31), with a time of day (2026-01-31T12:00, 2026-01-31T12:00Z),"
+            " how long ago (90, 10m, 2h, 7d), or milliseconds since 1970",
+            param,
+            ctx,
+        )
 
 
 def _with_zone(text: str) -> str:

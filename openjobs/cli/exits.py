@@ -31,6 +31,7 @@ NOT_FOUND = 3  #: nothing by that id, or more than one
 TIMED_OUT = 4  #: the wait ended before the job
 CANCELLED = 5
 REFUSED = 6  #: the store is damaged, or what was asked for was refused
+UNWRITTEN = 74  #: stdout took no more; `EX_IOERR` of sysexits.h, so that nobody takes it for a job's end
 INTERRUPTED = 130
 BROKEN_PIPE = 141  #: the reader of our output went away
 

@@ -18,6 +18,10 @@ def how_to_stop(state: State, found_id: str) -> str:
     return f"`{state.prog} stop {found_id}` stops it"
 
 
+def goes_on(state: State, what: str, found_id: str) -> str:
+    return f"{what} {found_id} was handed over and goes on; {how_to_stop(state, found_id)}"
+
+
 def handing_over(state: State, what: str, found_id: str, look: Callable[[str], object]) -> int:
     """The exit code, once it is said whether `look` finds what was handed over: it goes on by itself then."""
     try:
@@ -25,7 +29,7 @@ def handing_over(state: State, what: str, found_id: str, look: Callable[[str], o
     except (KeyboardInterrupt, OpenJobsError):  # impatient, or it cannot be known
         landed = None
     if landed:
-        output.note(f"interrupted; {what} {found_id} was handed over and goes on; {how_to_stop(state, found_id)}")
+        output.note(f"interrupted; {goes_on(state, what, found_id)}")
     elif landed is None:
         output.note(f"interrupted; {what} {found_id} may have been handed over; {how_to_stop(state, found_id)}")
     else:

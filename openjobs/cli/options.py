@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 from click.shell_completion import CompletionItem
 
+from . import output
 from .state import State
 
 if TYPE_CHECKING:  # generic in newer versions of click only
@@ -62,6 +63,31 @@ def common_options() -> list[click.Parameter]:
     ]
 
 
+class NothingAsked(click.UsageError):
+    """A group without a command; the message is the whole help. Versions of click differ in what they make of it."""
+
+
+class Helpful(click.Command):
+    """Its help is written as all other output is: click's own writing knows nothing of a reader that went away."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        found = super().get_help_option(ctx)
+        if found is not None:
+            found.callback = _show_help
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            raise NothingAsked(ctx.get_help(), ctx)
+        return super().parse_args(ctx, args)
+
+
+def _show_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        output.line(ctx.get_help())
+        ctx.exit()
+
+
 #: of the group and of every command
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -70,7 +96,7 @@ def command(name: str, **context: Any) -> Callable[[Callable[..., int]], click.C
     """A command that takes the `State` first and returns its exit code; `context` are settings of click's."""
 
     def decorate(function: Callable[..., int]) -> click.Command:
-        made = click.command(name, cls=click.Command, context_settings={**CONTEXT, **context})(_with_state(function))
+        made = click.command(name, cls=Helpful, context_settings={**CONTEXT, **context})(_with_state(function))
         made.params += common_options()  # last in the help: first what is this command's own
         return made
 

@@ -15,11 +15,39 @@ from typing import Any, TextIO
 from .text import one_line, to_json, visible
 
 
-class ReaderGone(Exception):
-    """Whoever read our stdout has closed it.
+class Unwritten(Exception):
+    """Our stdout could not be written.
 
-    A type of its own: a `BrokenPipeError` from anywhere else (a socket) is a failure to be told.
+    A type of its own: an `OSError` from anywhere else (a socket, the store) is told as what it is. `done` says what
+    was done all the same, where that would be known from stdout alone.
     """
+
+    done = ""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; {self.done}" if self.done else super().__str__()
+
+
+class ReaderGone(Unwritten):
+    """Whoever read our stdout has closed it, which is nothing to complain about."""
+
+
+class StdoutFailed(Unwritten):
+    """It took no more: a full disk, a descriptor that is only for reading."""
+
+
+@contextmanager
+def telling(done: str, *, also_if_gone: bool = False) -> Iterator[None]:
+    """What is written inside tells of what was `done`: where it cannot be written, stderr says so instead.
+
+    A reader that goes away ends a command quietly, unless `also_if_gone`: of what goes on by itself nobody else knows.
+    """
+    try:
+        yield
+    except Unwritten as error:
+        if also_if_gone or isinstance(error, StdoutFailed):
+            error.done = done
+        raise
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -42,7 +70,7 @@ def line(text: str = "") -> None:
 
 def lines(texts: list[str]) -> None:
     """Many lines at once: 10,000 flushes are 10,000 system calls."""
-    with _reader():
+    with _writing():
         sys.stdout.write("".join(text + "\n" for text in texts))
         sys.stdout.flush()
 
@@ -80,7 +108,7 @@ def result(text: str) -> None:
     """
     if text and not text.endswith("\n"):
         text += "\n"
-    with _reader():
+    with _writing():
         if is_terminal(sys.stdout):
             sys.stdout.write(visible(text))
             sys.stdout.flush()
@@ -92,7 +120,7 @@ def result(text: str) -> None:
 
 def bytes_to_stdout(data: bytes) -> None:
     """A command's own bytes, as they are."""
-    with _reader():
+    with _writing():
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -141,7 +169,7 @@ class Shown:
 
     def _put(self, text: str) -> None:
         if text:
-            with _reader():
+            with _writing():
                 sys.stdout.write(text)
                 sys.stdout.flush()
             self._at_line_start = text.endswith("\n")
@@ -189,8 +217,10 @@ def abandon_stdout() -> None:
 
 
 @contextmanager
-def _reader() -> Iterator[None]:
+def _writing() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise ReaderGone from None
+        raise ReaderGone("nobody reads standard output") from None
+    except OSError as error:
+        raise StdoutFailed(f"standard output could not be written: {error.strerror or error}") from None

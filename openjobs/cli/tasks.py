@@ -20,13 +20,13 @@ from ..errors import OpenJobsError, UnknownTask
 from ..ids import check_session_id, new_id
 from . import exits, output, shapes, table
 from .damage import Unread
-from .interrupts import handing_over, how_to_stop
+from .interrupts import goes_on, handing_over, how_to_stop
 from .options import KEPT_SECONDS, SESSION_ID, WORDS, command, limit_option
 from .state import DEFAULT_SESSION, State
 from .text import age, duration, one_line, plural
 
 if TYPE_CHECKING:
-    from ..host.launcher import Launcher
+    from ..host.launcher import Interrupted, Launcher
     from ..processes import ProcessSupervisor, Task
     from ..processes.client import OnDamage
 
@@ -89,11 +89,12 @@ def _detached(state: State, session: str, cmd: Sequence[str], timeout: float | N
     }
     try:
         answer = start_task(state.home, wanted, environ=os.environ)
-        if state.json:
-            output.json_value(answer)
-        else:
-            output.line(task_id)
-            output.hint(f"runs in the background; `{state.prog} logs -f {task_id[:8]}` shows what it says")
+        with output.telling(goes_on(state, "task", task_id), also_if_gone=True):
+            if state.json:
+                output.json_value(answer)
+            else:
+                output.line(task_id)
+                output.hint(f"runs in the background; `{state.prog} logs -f {task_id[:8]}` shows what it says")
     except KeyboardInterrupt:
         return handing_over(state, "task", task_id, lambda task_id: state.tasks.get(task_id))
     return exits.COMPLETED
@@ -127,7 +128,7 @@ class _Run:
     def seen_through(self, session: str, cmd: Sequence[str], timeout: float | None, description: str) -> int:
         from ..host.launcher import Interrupted
 
-        gone: KeyboardInterrupt | Interrupted | output.ReaderGone | None = None
+        gone: KeyboardInterrupt | Interrupted | output.Unwritten | None = None
         with self._launcher.owing(self._too_late):
             try:
                 # 1. A signal waits until the start is whole. 2. The command is then the launcher's to end, too.
@@ -136,11 +137,9 @@ class _Run:
                     pending.ready(self._abandoned)
                 task = _passed_on(self._state, self._launcher, self._supervisor, task, self._spill)
                 self._settled = True
-            except (KeyboardInterrupt, Interrupted, output.ReaderGone) as error:
+            except (KeyboardInterrupt, Interrupted, output.Unwritten) as error:
                 gone = error
-                reason = (
-                    "interrupted" if isinstance(error, KeyboardInterrupt) else "its terminal or its reader went away"
-                )
+                reason = _reason(error)
                 with self._launcher.held():
                     asked = self._ask(reason)
         if gone is not None:
@@ -154,8 +153,8 @@ class _Run:
         try:
             with self._launcher.held():
                 self._supervisor.client.consume(task)
-        except OpenJobsError as error:
-            output.note(f"that its end was seen could not be written down: {exits.explain(error)}")
+        except (OpenJobsError, OSError) as error:
+            _say_unmarked(error)
         if task.event_id is None:
             output.note(
                 "its end cannot be written down now; it is recorded when the disk takes writes again, else as lost"
@@ -219,6 +218,12 @@ class _Run:
             output.note(status_line(task))
         else:
             output.note(f"{reason}; task {self._task_id} was asked to stop and has not ended yet")
+
+
+def _reason(error: KeyboardInterrupt | Interrupted | output.Unwritten) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error) if isinstance(error, output.StdoutFailed) else "its terminal or its reader went away"
 
 
 class _Spill:
@@ -307,7 +312,8 @@ def _passed_on(state: State, launcher: Launcher, supervisor: ProcessSupervisor, 
 
 def _told(state: State, task: Task) -> int:
     if state.json:
-        output.json_value(shapes.task(task))
+        with output.telling(f"task {task.task_id} has ended as {word_of(task)}"):
+            output.json_value(shapes.task(task))
     elif task.status.value in ("timed_out", "cancelled", "lost") or task.error or task.truncated:
         output.note(status_line(task))
     return code_of(task)
@@ -550,10 +556,17 @@ def print_output(state: State, task_id: str, wait: bool, timeout: float | None) 
     else:
         _copy_output(state, task)
         output.note(status_line(task))
-    state.tasks.consume(task)
+    try:
+        state.tasks.consume(task)
+    except (OpenJobsError, OSError) as error:
+        _say_unmarked(error)
     if not task.terminal:
         output.hint(f"`{state.prog} output {task.task_id[:8]} --wait` waits for the end")
     return exit_of(task)
+
+
+def _say_unmarked(error: Exception) -> None:
+    output.note(f"that its end was seen could not be written down: {exits.explain(error)}")
 
 
 def _copy_output(state: State, task: Task) -> None:

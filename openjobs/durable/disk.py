@@ -70,13 +70,17 @@ class Disk:
         buffers = [data] if isinstance(data, bytearray | memoryview) else data
         # Counted in bytes whatever the items are; empty ones would never be "written".
         views = deque(view for view in (memoryview(buffer).cast("B") for buffer in buffers) if view)
-        while views:
-            written = os.writev(fd, list(islice(views, _IOV_MAX)))
-            total += written
-            while views and written >= len(views[0]):
-                written -= len(views.popleft())
-            if written:
-                views[0] = views[0][written:]
+        try:
+            while views:
+                written = os.writev(fd, list(islice(views, _IOV_MAX)))
+                total += written
+                while views and written >= len(views[0]):
+                    written -= len(views.popleft())
+                if written:
+                    views[0] = views[0][written:]
+        finally:
+            for view in views:
+                view.release()  # an error keeps this frame, and a buffer that is looked at cannot be shortened
         return total
 
     def truncate(self, fd: int, length: int) -> None:

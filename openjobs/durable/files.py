@@ -6,6 +6,10 @@ import errno
 import os
 import stat
 
+from ..errors import Damaged, ReadFailed
+
+#: the system has no room for us, which says nothing of any file
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -49,6 +53,29 @@ def read_all(fd: int, size: int, limit: int | None = None) -> bytes:
             break
         wanted = wanted - len(piece) if limit is not None else max(wanted - len(piece), 65536)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def names_in(path: str | os.PathLike[str]) -> list[str]:
+    """What stands in a directory, in no order. Raises OSError, of which `ReadFailed` where the system has no room."""
+    try:
+        return os.listdir(path)
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise read_failed(error, os.fspath(path)) from error
+        raise
+
+
+def unreadable(error: OSError, path: str) -> Damaged | ReadFailed:
+    """What to raise for a file that could not be read: it is damaged, unless the system has no room for us."""
+    return read_failed(error, path) if error.errno in SHORTAGES else damaged(error, path)
+
+
+def damaged(error: OSError, path: str) -> Damaged:
+    return Damaged(f"{path} cannot be read: {error.strerror}", path=path)
+
+
+def read_failed(error: OSError, path: str) -> ReadFailed:
+    return ReadFailed(f"{path} could not be read now: {error.strerror}. Try again.", errno=error.errno)
 
 
 def lstat(path: str) -> os.stat_result | None:

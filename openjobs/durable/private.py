@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import FileRefused
+from .files import SHORTAGES, read_failed
 
 #: nobody else may do anything (files that we write)
 PRIVATE = 0o077
@@ -80,6 +81,8 @@ def open_for_reading(path: Path, forbidden: int = PRIVATE, dir_fd: int | None = 
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
             raise FileRefused(f"{path} was refused and left as it was: it is a link", path=str(path)) from error
+        if error.errno in SHORTAGES:
+            raise read_failed(error, str(path)) from error
         raise
     try:
         check_file(path, os.fstat(fd), forbidden)

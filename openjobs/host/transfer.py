@@ -43,6 +43,7 @@ from ..errors import (
     NewerFormat,
     OpenJobsError,
     OutcomeUnknown,
+    ReadFailed,
     Refused,
     RepositoryRefused,
     SessionBusy,
@@ -612,7 +613,7 @@ def _finish_logs(
         try:
             if run_dir.is_dir():
                 _finish_log(run_dir, owner_id, _outcome(staged, journal, owner_id), store.disk)
-        except (StoreWriteFailed, OutcomeUnknown):
+        except (StoreWriteFailed, OutcomeUnknown, ReadFailed):
             raise
         except (Refused, Damaged) as error:
             log.warning("the log of run %s came in incomplete and stays so: %s", run_id, error)
@@ -659,7 +660,7 @@ def _refuse_known_tasks(store: GitJobStore, tasks: Sequence[Entry]) -> None:
 
 
 def _has_task(store: GitJobStore, entry: Entry) -> bool:
-    with contextlib.suppress(LookupError, Refused, Damaged):
+    with contextlib.suppress(LookupError, FileRefused, Damaged):
         TaskJournal(store.session_dir(entry.session_id), entry.session_id).get(entry.job_id)
         return True
     return False

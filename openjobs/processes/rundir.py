@@ -6,7 +6,6 @@ Everything here works from any process that can read the directory, on a run who
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import logging
@@ -25,6 +24,7 @@ import attrs
 
 from ..clock import from_text
 from ..durable import Disk, is_locked
+from ..durable.files import unreadable
 from ..errors import Damaged
 from . import layout, tree
 from .identity import Identity, Member, System, from_json
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 #: no file that a keeper writes about itself is larger
 _MAX_BYTES = 1 << 20
-#: errors that say nothing of the file
-_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 @attrs.frozen(kw_only=True, slots=True)
@@ -428,7 +426,7 @@ def _bytes(path: Path) -> bytes:
     try:
         return os.read(fd, min(os.fstat(fd).st_size, _MAX_BYTES))
     except OSError as error:  # its place on the medium is bad
-        raise Damaged(f"{path} cannot be read: {error.strerror}", path=str(path)) from None
+        raise unreadable(error, str(path)) from None
     finally:
         os.close(fd)
 
@@ -436,16 +434,14 @@ def _bytes(path: Path) -> bytes:
 def open_regular(path: Path) -> int:
     """A descriptor for reading a file of a run; -1 where there is none. Waits for no pipe, follows no link.
 
-    Raises `Damaged` for what is no file or cannot be opened, and OSError where that says nothing of the file.
+    Raises `Damaged` for what is no file or cannot be opened, and `ReadFailed` where that says nothing of the file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return -1
     except OSError as error:
-        if error.errno in _PASSING:
-            raise
-        raise Damaged(f"{path} cannot be read: {error.strerror}", path=str(path)) from None
+        raise unreadable(error, str(path)) from None
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..durable.files import names_in
 from ..errors import Damaged, FileRefused, Refused, UnknownTask
 from ..runlog import RunLogReader
 from ..runlog.binding import RunDirectory
@@ -53,7 +54,7 @@ def _task(journal: TaskJournal, run_id: str) -> Task | None:
 
 def _names(runs: Path) -> list[str]:
     try:
-        return sorted(os.listdir(runs))
+        return sorted(names_in(runs))
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..durable import is_locked
-from ..durable.files import lstat, open_file, read_file
+from ..durable.files import lstat, names_in, open_file, read_file
 from ..errors import Damaged, OpenJobsError
 from .draft import AUTHOR
 from .heal import Listing, list_files
@@ -87,7 +87,7 @@ def _packs(git_dir: str, objects: ObjectStore) -> Iterator[str]:
 
 
 def _odd_files(pack_dir: str) -> dict[str, str]:
-    names = set(os.listdir(pack_dir))
+    names = set(names_in(pack_dir))
     odd = {}
     for name in sorted(names):
         base, end = os.path.splitext(name)

@@ -24,9 +24,8 @@ from .index import Index, make_entry, mode_of
 from .objects import ObjectStore
 from .packdir import PackDirectory
 from .packs import RollingPack
+from .refs import MAIN
 from .trees import EXECUTABLE, decode_name
-
-BRANCH = "refs/heads/main"
 
 #: the bytes of a session are what they are: nobody's line endings, file watchers or hooks
 _CONFIG = b"""[core]
@@ -121,7 +120,7 @@ def _make(
     objects = ObjectStore(git_dir)
     objects.rolling = RollingPack()
     commit, states = _first_commit(objects, files, subject, trailers, now)
-    _write_settings(git_dir, disk, BRANCH)
+    _write_settings(git_dir, disk, MAIN)
     PackDirectory(objects, disk).publish(objects.rolling.encode())
     index = Index()
     for name, sha in states.items():
@@ -140,8 +139,8 @@ def _make(
         message.clean_subject(subject).encode(),
     )
     disk.write_new(git_dir / "logs" / "HEAD", line)
-    disk.write_new(git_dir / "logs" / BRANCH, line)
-    disk.write_new(git_dir / BRANCH, commit.encode() + b"\n")
+    disk.write_new(git_dir / "logs" / MAIN, line)
+    disk.write_new(git_dir / MAIN, commit.encode() + b"\n")
     for directory in reversed(_DIRECTORIES):
         disk.sync_dir(root / directory)
     disk.sync_dir(root)
@@ -185,7 +184,7 @@ def _first_commit(
     trailers: Sequence[tuple[str, str]],
     now: datetime,
 ) -> tuple[str, dict[str, bytes]]:
-    draft = Draft(objects, Head(ref=BRANCH, commit="", tree=b""), now)
+    draft = Draft(objects, Head(ref=MAIN, commit="", tree=b""), now)
     draft.start(files, subject, trailers)
     return draft.commit, {path: state[1] for path, state in draft.files.items() if state is not None}
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import attrs
 
-from ..errors import Damaged, InvalidInput, Refused
+from ..errors import Damaged, InvalidInput, ReadFailed, Refused
 from . import message
 from .base import Change, Outcome, Transaction
 from .objects import ObjectStore
@@ -57,6 +57,8 @@ class Draft:
             change = transaction(GitView(self._objects, self.commit, self.tree))
             if change is not None:
                 self._commit(change)
+        except ReadFailed:  # of a whole batch or of none, and over in a moment
+            raise
         except (Refused, Damaged) as error:
             rolling.rollback(mark)
             return Outcome(error=error)

@@ -227,7 +227,14 @@ class GitRepository:
         now = now or datetime.now(UTC)
         with self._flocked():
             with self._index_locked():
-                outcomes, draft = self._batch(transactions, before_publish, now)
+                try:
+                    outcomes, draft = self._batch(transactions, before_publish, now)
+                except (OpenJobsError, OSError):
+                    raise
+                except BaseException:  # anywhere, and what is in memory may be half done
+                    self._distrust()
+                    self._unsure = True
+                    raise
             if durable is not None:
                 durable(outcomes)
             if draft.subjects:

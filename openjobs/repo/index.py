@@ -12,7 +12,7 @@ import stat
 import struct
 from collections.abc import Mapping
 
-from ..durable.files import read_file
+from ..durable.files import read_file, unreadable
 from ..errors import Damaged, RepositoryRefused
 from .packs import read_offset
 from .trees import EXECUTABLE, FILE, LINK
@@ -60,7 +60,7 @@ class Index:
                 raise Damaged(f"{path} is no regular file", path=path) from None
             raise
         except OSError as error:
-            raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
+            raise unreadable(error, path) from error
         try:
             return cls(_parse(raw))
         except (ValueError, IndexError, struct.error) as error:

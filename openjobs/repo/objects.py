@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..durable.files import open_file, open_sized, read_all, read_file
+from ..durable.files import damaged, names_in, open_file, open_sized, read_all, read_failed, read_file
 from ..errors import Damaged
 from .packs import (
     BLOB,
@@ -418,7 +418,7 @@ class ObjectStore:
         with self._lock:
             known = {pack.name: pack for pack in self._packs}
             found: list[tuple[int, PackFile]] = []
-            names = set(os.listdir(self.pack_dir))
+            names = set(names_in(self.pack_dir))
             for name in names:
                 if name.endswith(".idx") and name[:-4] + ".pack" in names:
                     with contextlib.suppress(FileNotFoundError):
@@ -481,5 +481,5 @@ _EMPTY_TREE = object_id(TREE, b"")
 def _unreadable(error: OSError, path: str) -> Damaged:
     """EIO and the like say that the file is bad; anything else (EMFILE) says something about us, and is raised."""
     if error.errno in _UNREADABLE:
-        return Damaged(f"{path} cannot be read: {error.strerror}", path=path)
-    raise error
+        return damaged(error, path)
+    raise read_failed(error, path) from error

@@ -22,7 +22,7 @@ from pathlib import Path
 import attrs
 
 from ..durable import Disk
-from ..durable.files import lstat, open_file, read_file
+from ..durable.files import lstat, names_in, open_file, read_file
 from ..errors import Damaged
 from .objects import KEEP_MODE, KEEP_TEXT, REPACKED_TEXT, ObjectStore, PackFile
 from .packs import EncodedPack, Entry, RollingPack, encode_index
@@ -193,7 +193,7 @@ class PackDirectory:
         who has found them in the work tree.
         """
         self.clear()
-        names = set(os.listdir(self.path))
+        names = set(names_in(self.path))
         for base in sorted({os.path.splitext(name)[0] for name in names if name.startswith("pack-")}):
             if base + ".pack" in names and base + ".idx" in names:
                 if base + ".keep" not in names and self._is_made_by_us(base):

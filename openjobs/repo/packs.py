@@ -503,11 +503,11 @@ class RollingPack:
 
     def rollback(self, mark: tuple[int, int, int]) -> None:
         size, count, self.commits = mark
+        self._body = self._body[:size]  # not in place: whoever failed to write it may still be looking at it
         for sha, at, _ in self._entries[count:]:
             del self._at[sha]
             self._depth.pop(at, None)
         del self._entries[count:]
-        del self._body[size:]
         if len(self._ordered) > count:
             self._ordered = []
 

@@ -8,22 +8,28 @@ from __future__ import annotations
 import os
 import re
 
-from ..durable.files import read_file
+from ..durable.files import read_file, unreadable
 from ..errors import Damaged, RepositoryRefused
 
 _HEX = re.compile(rb"[0-9a-f]{40}\Z")
 _BRANCH = re.compile(
     r"refs/heads/(?!.*(?:\.\.|//|@\{|/\.|\.lock(?:/|\Z)))[^\x00-\x20\x7f~^:?*\[\\./][^\x00-\x20\x7f~^:?*\[\\]*\Z"
 )
+#: what a session's repository begins on
+MAIN = "refs/heads/main"
 
 
 def read_branch(git_dir: str) -> str:
-    """The full name of the branch that HEAD is on. Raises `RepositoryRefused` (detached) or `Damaged`."""
+    """The full name of the branch that HEAD is on. Raises `Damaged`, and `RepositoryRefused` where it is detached.
+
+    One that is on another branch while there is a `main` is refused, too: somebody has switched, and what is written
+    there would be gone when they switch back. A repository without a `main` is on the branch that it is on.
+    """
     path = f"{git_dir}/HEAD"
     try:
         raw = read_file(path, 4096)
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
+        raise unreadable(error, path) from error
     text = raw.rstrip(b"\n")
     if _HEX.match(text):
         raise RepositoryRefused("HEAD is detached: it must be on a branch")
@@ -32,6 +38,11 @@ def read_branch(git_dir: str) -> str:
         raise Damaged(f"{path} is damaged: it names no branch", path=path)
     if not _BRANCH.match(name) or name.endswith("/"):
         raise RepositoryRefused("HEAD names something that is not a branch")
+    if name != MAIN and read_ref(git_dir, MAIN) is not None:
+        raise RepositoryRefused(
+            f"HEAD was switched to {name.removeprefix('refs/heads/')!r}, and the session is on 'main': "
+            f"switch back with `git -C {os.path.dirname(git_dir)} checkout main`"
+        )
     return name
 
 
@@ -72,7 +83,7 @@ def read_ref(git_dir: str, ref: str) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return _packed(git_dir, ref)
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
+        raise unreadable(error, path) from error
     text = raw.rstrip(b"\n")
     if text.startswith(b"ref:"):
         raise RepositoryRefused(f"{ref} is a symbolic reference")
@@ -88,7 +99,7 @@ def _packed(git_dir: str, ref: str) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}", path=path) from error
+        raise unreadable(error, path) from error
     wanted = b" " + ref.encode("utf-8", "surrogateescape")
     for line in raw.splitlines():
         if line.endswith(wanted) and len(line) == 40 + len(wanted):

@@ -10,7 +10,7 @@ import stat
 from io import BytesIO
 from pathlib import Path
 
-from ..durable.files import lstat, read_file
+from ..durable.files import lstat, names_in, read_file
 from ..errors import RepositoryRefused
 from .refs import read_branch, read_ref
 
@@ -42,7 +42,7 @@ def check(path: Path) -> None:
     for name, reason in _ABSENT.items():
         if os.path.lexists(git_dir + name):
             raise _refused(path, reason)
-    if any(name.endswith(".promisor") for name in os.listdir(git_dir + "/objects/pack")):
+    if any(name.endswith(".promisor") for name in names_in(git_dir + "/objects/pack")):
         raise _refused(path, "it is a partial clone")
     _check_config(path, git_dir + "/config")
     branch = read_branch(git_dir)

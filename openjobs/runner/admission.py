@@ -8,8 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import orjson
-
 from ..errors import InvalidInput, ParentFinished, UnknownAgent
 from ..ids import IdMaker, check_job_id, check_node_id, check_session_id
 from ..jobs import (
@@ -22,6 +20,7 @@ from ..jobs import (
     request_digest,
     subject_of,
 )
+from ..session import strict_json
 from .live import LiveJob, Phase
 
 _KEY_LIMIT_CHARS = 512
@@ -145,7 +144,7 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
     if not isinstance(metadata, Mapping):
         raise InvalidInput(f"metadata must be a mapping, not {type(metadata).__name__}")
     try:
-        encoded = orjson.dumps(dict(metadata))
+        encoded = strict_json.dumps_foreign(metadata)
     except TypeError as error:
         raise InvalidInput(f"metadata cannot be written as JSON: {error}") from error
     check_metadata(encoded)

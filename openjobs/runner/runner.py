@@ -124,12 +124,15 @@ class JobRunner:
         cancel_timeout_s: float = CANCEL_TIMEOUT_S,
         clock: Clock | None = None,
         *,
-        environ: Mapping[str, str] = os.environ,
+        environ: Mapping[str, str] | None = None,
         new_id: IdMaker | None = None,
         marker_idle_s: float = IDLE_S,
     ) -> None:
-        """Takes a lease and ends what dead runners left behind. Raises `InvalidWorkers`, `StoreWriteFailed`."""
-        self.workers = workers_from(workers, environ)
+        """Takes a lease and ends what dead runners left behind. Raises `InvalidWorkers`, `StoreWriteFailed`.
+
+        Without `workers` their number is looked up in `environ`, in this process's own where none is given.
+        """
+        self.workers = workers_from(workers, os.environ if environ is None else environ)
         self.store = store
         self.sync_fn = sync_fn
         self.profiles = profiles

@@ -15,6 +15,7 @@ import orjson
 
 from ..errors import CancelledError
 from ..jobs import Cancelled, Completed, End, Errored, TurnRequest, TurnResult
+from ..session import strict_json
 from .live import LiveJob
 from .strangers import FORKED_EXIT_CODE, call_out, leave_if_forked
 
@@ -43,7 +44,7 @@ def take_turn(live: LiveJob, request: TurnRequest, event_id: str) -> End:
                 event_id=event_id,
                 reason=live.cancel_reason,
                 result_text=live.partial_text,
-                usage=getattr(error, "usage", None),
+                usage=_usage(getattr(error, "usage", None))[0],
             )
         return Errored(event_id=event_id, error=describe(error), result_text=live.partial_text)
     live.returned = True
@@ -51,21 +52,28 @@ def take_turn(live: LiveJob, request: TurnRequest, event_id: str) -> End:
 
 
 def end_of(result: Any, event_id: str, partial_text: str | None) -> End:
-    """The end that a returned value means; a value that cannot be used is an error that says so."""
-    fault = _fault(result)
+    """The end that a returned value means. A field that cannot be used makes it an error that says so, after the
+    turn's own; what the other fields say is kept all the same, the text above all.
+    """
+    if not isinstance(result, TurnResult):
+        error = f"TypeError: the turn must return a TurnResult, not {type(result).__name__}"
+        return Errored(event_id=event_id, error=error, result_text=partial_text)
+    faults: list[str] = []
+    text = _text(result.final_text, "final_text must be text", faults) or ""
+    said = None if result.error is None else _text(result.error, "error must be text or None", faults)
+    head_id = None if result.head_id is None else _text(result.head_id, "head_id must be a message id or None", faults)
+    usage, fault = _usage(result.usage)
     if fault is not None:
-        return Errored(event_id=event_id, error=f"TypeError: {fault}", result_text=partial_text)
-    text = clean(result.final_text)
-    usage = dict(result.usage) if result.usage is not None else None
-    if result.error is not None:
+        faults.append(f"TypeError: TurnResult.usage {fault}")
+    if faults or result.error is not None:
         return Errored(
             event_id=event_id,
-            error=clean(result.error),
+            error="; ".join([*([] if said is None else [said]), *faults[:1]]),
             result_text=text or partial_text,
-            head_id=result.head_id,
+            head_id=head_id,
             usage=usage,
         )
-    return Completed(event_id=event_id, result_text=text, head_id=result.head_id, usage=usage)
+    return Completed(event_id=event_id, result_text=text, head_id=head_id, usage=usage)
 
 
 def describe(error: BaseException) -> str:
@@ -107,25 +115,21 @@ def contained(call: Callable[[Any], None], job_id: str) -> Callable[[Any], None]
     return safely
 
 
-def _fault(result: Any) -> str | None:
-    if not isinstance(result, TurnResult):
-        return f"the turn must return a TurnResult, not {type(result).__name__}"
-    if not isinstance(result.final_text, str):
-        return f"TurnResult.final_text must be text, not {type(result.final_text).__name__}"
-    if result.error is not None and not isinstance(result.error, str):
-        return f"TurnResult.error must be text or None, not {type(result.error).__name__}"
-    if result.head_id is not None and not isinstance(result.head_id, str):
-        return f"TurnResult.head_id must be a message id or None, not {type(result.head_id).__name__}"
-    return _usage_fault(result.usage)
-
-
-def _usage_fault(usage: Any) -> str | None:
-    if usage is None:
-        return None
-    if not isinstance(usage, Mapping):
-        return f"TurnResult.usage must be a mapping or None, not {type(usage).__name__}"
-    try:
-        orjson.dumps(dict(usage))
-    except TypeError as error:
-        return f"TurnResult.usage cannot be written as JSON: {error}"
+def _text(value: Any, wanted: str, faults: list[str]) -> str | None:
+    if isinstance(value, str):
+        return clean(value)
+    faults.append(f"TypeError: TurnResult.{wanted}, not {type(value).__name__}")
     return None
+
+
+def _usage(usage: Any) -> tuple[dict[str, Any] | None, str | None]:
+    """What was reported as it is stored, or what is wrong with it."""
+    if usage is None:
+        return None, None
+    if not isinstance(usage, Mapping):
+        return None, f"must be a mapping or None, not {type(usage).__name__}"
+    try:
+        written = strict_json.dumps_foreign(usage)
+    except Exception as error:  # a mapping of somebody's own may fail in any way
+        return None, f"cannot be written as JSON: {error}"
+    return orjson.loads(written), None

@@ -224,8 +224,12 @@ class App:
             self.refused += 1
             await refuse(scope, receive, send, refusal)
             return
+        from starlette.requests import ClientDisconnect
+
         try:
             await self._routes()(scope, receive, send)
+        except ClientDisconnect:
+            pass  # it left in the middle of its request, or of our answer: nobody is there to be answered
         except Exception:
             log.exception("%s failed", scope["path"])
             raise

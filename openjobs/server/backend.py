@@ -78,7 +78,7 @@ class Backend(Protocol):
 class Surroundings:
     """What a job gets that is started through the server: never what a web page thinks of."""
 
-    environ: Mapping[str, str] | None = None
+    environ: Mapping[str, str] | None = attrs.field(default=None, repr=False)
     cwd: Path | None = None
 
     def fill(self, fields: Fields) -> dict[str, Any]:

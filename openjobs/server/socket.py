@@ -302,9 +302,11 @@ def _text(fields: dict[str, Any]) -> str:
 
 
 def _request_id(value: Any) -> Any:
-    """Text or a number, to be given back."""
-    if value is None or (isinstance(value, str) and len(value) <= 200):
-        return value
+    """Text or a number, to be given back as it was."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return text_of("request", {"request_id": value}, "request_id", most=200)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and math.isfinite(value) and abs(value) <= 2**53:
         return value

@@ -7,15 +7,30 @@ same bytes, so that is the quick check; anything else goes through the parser th
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from ..errors import Damaged
 
+#: orjson writes 254 levels; so many are left for what a value is put into
+_LAYERS = 16
+
 
 def dumps(value: Any) -> bytes:
     return orjson.dumps(value)
+
+
+def dumps_foreign(value: Mapping[str, Any]) -> bytes:
+    """What somebody else made, as it can be kept: with room for the documents and answers that it becomes part of.
+
+    Raises `TypeError` with what cannot be written, and whatever a mapping of somebody's own raises when it is read.
+    """
+    wrapped: Any = dict(value)
+    for _ in range(_LAYERS):
+        wrapped = [wrapped]
+    return orjson.dumps(wrapped)[_LAYERS:-_LAYERS]
 
 
 def loads(raw: bytes, path: str, offset: int = 0) -> Any:

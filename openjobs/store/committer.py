@@ -39,6 +39,8 @@ GATHER_AT_MOST_S = 0.01
 LINGER_S = 0.003
 _BUSY_PAUSES_S = (0.001, 0.05)
 _FAILED_PAUSES_S = (0.05, 5.0)
+#: so often an event that must not fail meets an error that should not be; then that is its outcome
+_FAULTS = 5
 
 
 @attrs.define(kw_only=True, slots=True, eq=False)
@@ -65,6 +67,8 @@ class Operation:
     #: told the commit that this event became, before the next event of the batch decides
     committed: Callable[[str], None] | None = None
     failures: int = 0
+    #: how many of these nobody thought of
+    faults: int = 0
     #: once it is durable the repository is brought to its smallest size, in steps between the batches
     collect: bool = False
 
@@ -313,12 +317,15 @@ class Committer:
             self._retry_kept(session_id, lane, batch, error)
         except (StoreWriteFailed, Refused, Damaged, OSError) as error:
             self._retry_kept(session_id, lane, batch, error)
-        except BaseException as error:
+        except Exception as error:
+            # No memory, or a fault of ours; the repository reads again what it knows.
             _log.exception("session %s: a batch failed in a way that should not be", session_id)
+            lane.outcome_unknown = True
+            self._retry_after_fault(session_id, lane, batch, error)
+        except BaseException as error:
             for op in batch:
-                _fail(op, error if isinstance(error, Exception) else Bug(str(error)))
-            if not isinstance(error, Exception):
-                raise
+                _fail(op, Bug(str(error)))
+            raise
         else:
             # The repository's housekeeping came after the answers; others get in after it.
             lane.not_before = max(lane.not_before, self._clock.monotonic() + self._gap_s)
@@ -411,7 +418,7 @@ class Committer:
 
     def _retry_kept(self, session_id: str, lane: _Lane, batch: list[Operation], error: Exception) -> None:
         """Answer who can be answered; keep what has happened already."""
-        kept = [op for op in batch if op.keep]
+        kept = [op for op in batch if op.keep and not op.future.done()]
         for op in batch:
             if not op.keep:
                 _fail(op, error)
@@ -424,6 +431,19 @@ class Committer:
         for op in kept:
             op.failures += 1
         self._put_back(lane, kept, _FAILED_PAUSES_S)
+
+    def _retry_after_fault(self, session_id: str, lane: _Lane, batch: list[Operation], fault: Exception) -> None:
+        """As `_retry_kept`, but not for ever: an event that is itself the fault would stop its whole session."""
+        error = OutcomeUnknown(
+            f"a batch failed in a way that should not be, and whether it was written is not known: {fault!r}; "
+            "retry with the same id"
+        )
+        error.__cause__ = fault
+        for op in batch:
+            op.faults += 1
+            if op.faults >= _FAULTS:
+                _fail(op, error)
+        self._retry_kept(session_id, lane, batch, error)
 
     def _finish(self, session_id: str, lane: _Lane) -> None:
         with self._lock:

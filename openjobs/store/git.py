@@ -14,7 +14,16 @@ from pathlib import Path
 
 from ..clock import Clock
 from ..durable import Disk, FileLock
-from ..errors import InvalidInput, OpenJobsError, Refused, RepositoryRefused, SessionBusy, SessionExists
+from ..durable.files import names_in
+from ..errors import (
+    InvalidInput,
+    OpenJobsError,
+    Refused,
+    RepositoryRefused,
+    SessionBusy,
+    SessionExists,
+    StoreWriteFailed,
+)
 from ..facts.log import NAME as FACTS
 from ..facts.log import FactLog, FileFactLog
 from ..ids import IdMaker, check_session_id, is_session_id, new_id
@@ -49,6 +58,8 @@ class GitJobStore(JobStore):
     ) -> None:
         if durability not in _DURABILITY:
             raise InvalidInput(f"durability is 'full' or 'relaxed', not {durability!r}")
+        if isinstance(home, str) and not home.strip():
+            raise InvalidInput("the name of the home is empty; '.' is the current directory")
         path = Path(home).expanduser().absolute()
         disk = disk or Disk(durable=_DURABILITY[durability])
         _make_home(path, disk)
@@ -66,12 +77,20 @@ class GitJobStore(JobStore):
         return self._sessions_dir / check_session_id(session_id)
 
     def _create_repository(self, session_id: str, files: Mapping[str, bytes], now: datetime) -> None:
+        try:
+            self._create_alone(session_id, files, now)
+        except OSError as error:
+            if isinstance(error, OpenJobsError):
+                raise
+            raise StoreWriteFailed(f"no session was created: {error}", errno=error.errno) from error
+
+    def _create_alone(self, session_id: str, files: Mapping[str, bytes], now: datetime) -> None:
         from ..repo.git import GitRepository
 
         lock = self._creation_lock()
         try:
             folded = session_id.casefold()
-            for known in os.listdir(self._sessions_dir):
+            for known in names_in(self._sessions_dir):
                 if known.casefold() == folded and (known != session_id or self.has_session(known)):
                     raise SessionExists(f"there is a session {known!r} already; pick another id")
             directory = self.session_dir(session_id)
@@ -123,7 +142,7 @@ class GitJobStore(JobStore):
         return total
 
     def sessions(self) -> list[str]:
-        names = os.listdir(self._sessions_dir)
+        names = names_in(self._sessions_dir)
         return sorted(name for name in names if is_session_id(name) and self.has_session(name))
 
     def misplaced(self) -> Iterator[tuple[str, OpenJobsError]]:

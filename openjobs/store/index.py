@@ -21,6 +21,7 @@ import attrs
 import orjson
 
 from ..durable import Disk, FileLock
+from ..durable.files import read_failed
 from ..errors import FileRefused
 from ..repo import RepositoryBusy
 
@@ -266,8 +267,12 @@ class FileIndex:
         if self._map is None or size != self._mapped_bytes:
             self._unmap()
             if size:
-                with open(self._path, "rb") as file:
-                    self._map = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+                try:
+                    with open(self._path, "rb") as file:
+                        size = os.fstat(file.fileno()).st_size  # by now it may be another one
+                        self._map = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else None
+                except OSError as error:
+                    raise read_failed(error, str(self._path)) from error
                 self._mapped_bytes = size
         return self._map
 

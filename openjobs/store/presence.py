@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..durable import Disk, Lease
+from ..durable.files import names_in
 from ..durable.lease import is_held, remove_if_free
 from ..errors import Bug
 
@@ -176,6 +177,6 @@ class MemoryActive:
 
 def _names(directory: Path) -> list[str]:
     try:
-        return os.listdir(directory)
+        return names_in(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -31,6 +31,8 @@ CLIENTS = 200
 TRANSITIONS_A_SECOND = 50
 SECONDS = 30
 JOBS = 10_000
+#: of another process than the server's
+ELSEWHERE = 50
 
 _EVENT = re.compile(rb'"event":"job_status"[^{}]*?"job_id":"([0-9a-f-]{36})","status":"(\w+)"')
 
@@ -221,6 +223,36 @@ async def broadcast(home: Path, clients: int, transitions: int, seconds: float) 
     print(f"  stop with {clients} open sockets {ended['stop_s']:.2f} s")
 
 
+async def from_elsewhere(home: Path, jobs: int) -> None:
+    """Jobs of another process than the server's: from "durable there" to a client that is told."""
+    server = Server(home, 0, 0)
+    loop = asyncio.get_running_loop()
+    port = server.about["port"]
+    _, listener = await loop.create_connection(lambda: Listener(port), "127.0.0.1", port)
+    await listener.opened
+
+    def ends() -> dict[tuple[str, str], float]:
+        """This process stands for the other one."""
+        found = {}
+        with GitJobStore(home) as store, JobRunner(store, 1, lambda request, event: TurnResult()) as runner:
+            for _ in range(jobs):
+                job = runner.submit(SpawnRequest(prompt="elsewhere", parent_session_id="bench"))
+                runner.await_job(job.job_id, 60)
+                found[job.job_id, "completed"] = time.monotonic()
+        return found
+
+    ended = await asyncio.to_thread(ends)
+    await asyncio.sleep(2.0)
+    server.say("stop")
+    await asyncio.to_thread(server.read)
+    listener.transport.close()
+    server.close()
+    seen = {event: at for events, at in listener.arrived for event in events}
+    late = sorted((seen[event] - at) * 1000 for event, at in ended.items() if event in seen)
+    print(f"{jobs} jobs of another process, {len(ended) - len(late)} of them not told")
+    print(f"  from its end there to a client: median {statistics.median(late):.0f} ms, slowest {late[-1]:.0f} ms")
+
+
 def lists(home: Path, jobs: int) -> None:
     """A home with many jobs: how long until the server has read it, and what lists cost."""
     with GitJobStore(home, durability="relaxed") as store:
@@ -276,6 +308,7 @@ def main() -> None:
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory(prefix="oj-bench-") as name:
         asyncio.run(broadcast(Path(name) / "h", options.clients, options.transitions, options.seconds))
+        asyncio.run(from_elsewhere(Path(name) / "h", ELSEWHERE))
     if options.jobs:
         with tempfile.TemporaryDirectory(prefix="oj-bench-") as name:
             lists(Path(name) / "h", options.jobs)

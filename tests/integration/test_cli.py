@@ -9,8 +9,10 @@ import shlex
 import signal
 import stat
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -396,13 +398,81 @@ def test_ctrl_c_while_waiting_leaves_the_job_alone(cli: Cli) -> None:
 def test_a_reader_that_goes_away_ends_it_quietly(cli: Cli) -> None:
     """`openjobs list | head`: no traceback, no complaint, and the code a shell gives to SIGPIPE."""
     quickly(cli, "true")
-    for args in (["list"], ["list", "--json"], ["--version"], ["agent", "--agent", "echo", "hi"]):
-        reader, writer = os.pipe()
-        os.close(reader)
-        with open(writer, "wb") as closed:
+    quiet = (["list"], ["list", "--json"], ["--version"], ["--help"], ["list", "--help"])
+    for args in (*quiet, ["agent", "--agent", "echo", "hi"]):
+        with nobody_reads() as closed:
             said = cli.run(*args, code=141, stdout=closed)
-        assert "Traceback" not in said.err
-        assert "Broken" not in said.err
+        assert said.err == ""
+
+
+@contextmanager
+def nobody_reads() -> Iterator[IO[bytes]]:
+    """A pipe whose reader is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as closed:
+        yield closed
+
+
+@contextmanager
+def takes_nothing() -> Iterator[IO[bytes]]:
+    """What every write to fails, as on a full disk."""
+    with open(os.devnull, "rb") as only_for_reading:
+        yield only_for_reading
+
+
+def test_an_output_that_cannot_be_written_is_said_to_be_that(cli: Cli) -> None:
+    """A code of its own and one line that names standard output, whatever the command: not that of a damaged store."""
+    quickly(cli, "true")
+    for args in (["list"], ["sessions"], ["--version"], ["--help"], ["list", "-h"], ["completion", "bash"], ["fsck"]):
+        with takes_nothing() as full:
+            said = cli.run(*args, code=74, stdout=full)
+        assert said.err == "openjobs: standard output could not be written: Bad file descriptor\n"
+    with takes_nothing() as full:
+        told = json.loads(cli.run("list", "--json", code=74, stdout=full).err)
+    assert (told["exit_code"], told["message"].partition(":")[0]) == (74, "standard output could not be written")
+
+
+def test_a_job_whose_result_cannot_be_written_is_named(cli: Cli) -> None:
+    """It ended and is kept: stderr says which it is and what prints it."""
+    with takes_nothing() as full:
+        said = cli.run("agent", "--agent", "echo", "hi", code=74, stdout=full).err
+    (job,) = cli.json_inside("list")["jobs"]
+    shown = job["job_id"][:8]
+    assert f"standard output could not be written: Bad file descriptor; job {shown} completed; " in said
+    assert f"`openjobs output {shown}`" in said
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "why"),
+    [
+        (takes_nothing, 74, "standard output could not be written: Bad file descriptor"),
+        (nobody_reads, 141, "nobody reads standard output"),
+    ],
+)
+@pytest.mark.parametrize("what", ["job", "task"])
+def test_what_was_handed_over_is_named_where_its_id_cannot_be_written(
+    cli: Cli, what: str, target: Callable[[], AbstractContextManager[IO[bytes]]], code: int, why: str
+) -> None:
+    """It runs by itself, and nothing else says by which id it can be stopped."""
+    args = ["agent", "--agent", "shell", "-b", "exit"] if what == "job" else ["run", "--detach", "true"]
+    for as_json in ([], ["--json"]):
+        with target() as stdout:
+            said = cli.run(*as_json, *args, code=code, stdout=stdout).err
+        listed = cli.json_inside("list")["jobs"] if what == "job" else cli.json_inside("ps", "-a")["tasks"]
+        found = listed[0][f"{what}_id"]
+        words = f"{why}; {what} {found} was handed over and goes on; `openjobs stop {found}` stops it"
+        assert (json.loads(said)["message"] if as_json else said) == (words if as_json else f"openjobs: {words}\n")
+    cli.run("wait", found)
+
+
+def test_who_cannot_be_told_keeps_no_other_job_from_being_stopped(cli: Cli) -> None:
+    """All are asked before the first is told."""
+    jobs = [background(cli, "sleep 60") for _ in range(2)]
+    task_id = cli.run("run", "--detach", "sleep", "60").out.strip()
+    with takes_nothing() as full:
+        cli.run("stop", task_id, *jobs, code=74, stdout=full)
+    assert cli.run("wait", *jobs, task_id, code=5).out.count("cancelled") == 3
 
 
 def test_list_watch_tells_every_change_until_it_is_interrupted(cli: Cli) -> None:

@@ -144,7 +144,21 @@ def test_a_mistyped_profile_is_answered_with_the_near_one(cli: Cli) -> None:
     assert first == "openjobs: No profile is named 'shel'; did you mean 'shell'?"
     assert any("config.toml" in line for line in rest)
     assert "did you mean 'echo'?" in cli.inside("agent", "--agent", "Ehco", "true", code=3).err
-    assert "did you mean" not in cli.inside("agent", "--agent", "xyzzy", "true", code=3).err
+    for far in ("xyzzy", "mian", "bash"):
+        assert "did you mean" not in cli.inside("agent", "--agent", far, "true", code=3).err
+
+
+def test_who_names_no_agent_is_told_that_there_is_no_default_one(cli: Cli) -> None:
+    """Nothing was mistyped: how to set one up, and which there are, those of the home among them."""
+    cli.home.mkdir(mode=0o700)
+    (cli.home / "config.toml").write_text('[profiles.reviewer]\ncommand = ["echo", "{prompt}"]\n')
+    for background in ([], ["--background"]):
+        first, *rest = cli.inside("agent", *background, "hello", code=3).err.splitlines()
+        assert first.startswith("openjobs: No default agent is set up, a profile named 'main'; ")
+        assert "did you mean" not in "\n".join([first, *rest])
+        assert f"To set it up, put these three lines into {cli.home / 'config.toml'}:" in rest
+        assert "[profiles.main]" in rest
+        assert {"  shell", "  claude", "  reviewer"} <= set(rest)
 
 
 @pytest.mark.parametrize("width", [20, 40])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import re
 import shutil
@@ -95,6 +97,55 @@ def test_ctrl_c_ends_the_whole_tree(cli: Cli) -> None:
     assert "cancelled" in said
     (line,) = cli.inside("ps", "-a").out.splitlines()
     assert line.split("\t")[1:2] == ["cancelled"]
+
+
+def test_a_command_whose_output_cannot_be_passed_on_is_ended(cli: Cli) -> None:
+    """As one whose reader went away; why, and by which id what it wrote is kept, is said."""
+    with open(os.devnull, "rb") as only_for_reading:
+        said = cli.run("run", "--", "sh", "-c", "echo hi; exec sleep 60", code=74, stdout=only_for_reading).err
+    (task,) = cli.json("ps", "-a")["tasks"]
+    assert (task["status"], task["stop_reason"]) == (
+        "cancelled",
+        "standard output could not be written: Bad file descriptor",
+    )
+    assert said.startswith(f"task {task['task_id'][:8]} cancelled (SIGTERM)")
+    assert cli.run("logs", task["task_id"]).out == "hi\n"
+
+
+def test_a_command_whose_end_cannot_be_told_is_named(cli: Cli) -> None:
+    """With `--json` nothing is passed on: it has ended when stdout fails."""
+    with open(os.devnull, "rb") as only_for_reading:
+        said = json.loads(cli.run("run", "--json", "--", "true", code=74, stdout=only_for_reading).err)
+    (task,) = cli.json("ps", "-a")["tasks"]
+    assert said["message"].endswith(f"; task {task['task_id']} has ended as completed")
+
+
+@pytest.mark.parametrize("command", [["true"], ["sh", "-c", "exit 3"]], ids=["completed", "failed"])
+def test_an_end_that_cannot_be_marked_as_seen_changes_no_exit_code(cli: Cli, command: list[str]) -> None:
+    """On a home that takes no writes its output is printed, its end is the exit code, and one line says the rest."""
+    cli.run("run", "--detach", "--", *command)
+    task_id = cli.json("ps", "-a")["tasks"][0]["task_id"]
+    code = cli.run("wait", task_id, code=None).code
+    with writes_fail(cli):
+        for as_json in ([], ["--json"]):
+            said = cli.inside("output", task_id, *as_json, code=code).err
+            assert said.splitlines()[-1].startswith("that its end was seen could not be written down: ")
+    assert cli.json("show", task_id)["consumed"] is False
+    cli.run("output", task_id, code=code)
+    assert cli.json("show", task_id)["consumed"] is True
+
+
+@contextlib.contextmanager
+def writes_fail(cli: Cli) -> Iterator[None]:
+    """Every write of this process to the home fails, as on a file system that is mounted to be read only."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for effect in ("create", "open_append", "open_update", "rename", "unlink", "mkdir"):
+            patch.setattr(Disk, effect, refuse)
+        yield
 
 
 def test_a_command_that_a_job_runs_ends_with_the_job(cli: Cli) -> None:

@@ -255,6 +255,15 @@ def test_what_cannot_be_meant_is_refused(cli: Cli, arguments: list[str], said: s
     assert len(told.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("option", ["--since", "--until"])
+@pytest.mark.parametrize("typed", ["tomorrow", "12:00", "2026-02-31", "2026-1-1", "1w", ""])
+def test_what_is_no_time_is_answered_with_every_form_of_one(cli: Cli, option: str, typed: str) -> None:
+    """Dates, times ago and milliseconds, whichever of them was meant."""
+    told = cli.inside("events", option, typed, code=2).err
+    for form in ("2026-01-31", "2026-01-31T12:00Z", "10m", "7d", "milliseconds since 1970"):
+        assert form in told
+
+
 def test_on_a_terminal_nothing_acts(cli: Cli) -> None:
     """A table of local times, short ids and durations; a label cannot move the cursor or colour anything."""
     facts_in(

@@ -19,6 +19,15 @@ def test_a_durability_that_is_none_is_refused_with_those_that_are(tmp_path: Path
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_a_home_without_a_name_is_refused(empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is not set never makes a home of the directory where somebody happens to be."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(errors.InvalidInput, match="is empty"):
+        GitJobStore(empty)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_home_that_is_a_link_is_refused(tmp_path: Path) -> None:
     """What it leads to may be changed by somebody else at any moment; nothing is made there."""
     (tmp_path / "real").mkdir()

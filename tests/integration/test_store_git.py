@@ -18,7 +18,7 @@ from openjobs import errors
 from openjobs.jobs import Errored, Job, JobStatus, Queued, Started
 from openjobs.session.pages import PAGE_ROWS
 from openjobs.store import GitJobStore
-from tests.support import git
+from tests.support import eventually, git
 from tests.support.chaos import Chaos
 from tests.support.jobs import clean, end_of, job_for, walk_to_the_end
 
@@ -349,6 +349,26 @@ def test_a_repository_that_is_not_ours_to_write_is_refused(home: Path, spoil: ob
     spoil(repo_of(home))  # type: ignore[operator]
     with GitJobStore(home, durability="relaxed") as store, pytest.raises(errors.RepositoryRefused):
         queued(store)
+
+
+def test_a_branch_that_somebody_switched_to_takes_no_jobs(home: Path) -> None:
+    """What ends meanwhile is kept until they switch back; what was acknowledged is never on a branch that goes away."""
+    with GitJobStore(home, durability="relaxed") as store:
+        store.create_session("s1")
+        job = queued(store)
+        git("checkout", "-qb", "aside", cwd=repo_of(home))
+        started = store.apply_later(job.job_id, Started(), keep=True)
+        ended = store.apply_later(job.job_id, end_of(job), keep=True)
+        eventually(lambda: store.unsettled() == 2)
+        for refused in (lambda: queued(store), lambda: store.get(job.job_id), lambda: store.session("s1").head_id):
+            with pytest.raises(errors.RepositoryRefused, match=re.escape(f"`git -C {repo_of(home)} checkout main`")):
+                refused()
+        assert not store.fsck("s1").clean
+        assert not started.done()
+        git("checkout", "-q", "main", cwd=repo_of(home))
+        assert ended.result(timeout=30).status is JobStatus.COMPLETED
+        git("branch", "-D", "aside", cwd=repo_of(home))
+        clean(store)
 
 
 _CREATOR = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import shutil
 from pathlib import Path
 
@@ -86,6 +87,65 @@ def test_each_effect_of_a_job_may_fail_and_a_retry_finishes_it(
         store.close()
         shutil.rmtree(home)
     assert k > 30
+
+
+def test_an_error_that_nobody_thought_of_at_any_effect_costs_nothing(
+    template: Path, tmp_path: Path, chaos: Chaos
+) -> None:
+    """No memory is left at the k-th effect: who waits hears that nobody knows, what must not fail is tried again, and
+    whatever was half done in memory is read from the disk again."""
+    k, reached = 0, True
+    while reached:
+        k += 1 if chaos else 3
+        home = tmp_path / str(k)
+        shutil.copytree(template, home)
+        disk = FaultyDisk()
+        store = GitJobStore(home, disk=disk)
+        job = job_for(store, "s1", "the one")
+        disk.arm(k, MemoryError)
+        created = store.create_later(job, Queued(runner_id="r1")).exception(timeout=60)
+        if created is None:
+            store.apply_later(job.job_id, Started(run_id="run"), keep=True)
+            ended = store.apply_later(job.job_id, end_of(job), keep=True)
+            assert ended.result(timeout=60).status is JobStatus.COMPLETED
+        else:
+            assert isinstance(created, errors.OutcomeUnknown)
+            assert isinstance(created.__cause__, MemoryError)
+            walk_to_the_end(store, job)
+        reached = bool(disk.failed)
+        disk.disarm()
+        assert [t.status for t in store.history(job.job_id)] == ORDER, f"effect {k}: {disk.failed[:1]}"
+        store.session("s1").append("user", "after")
+        clean(store)
+        store.close()
+        shutil.rmtree(home)
+    assert k > 30
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_write_that_the_system_cuts_short_costs_no_session(template: Path, tmp_path: Path, share: float) -> None:
+    """The kernel itself takes a part of a pack and refuses the rest: a typed error, and room again is all it takes."""
+    home = tmp_path / "home"
+    shutil.copytree(template, home)
+    store = GitJobStore(home, durability="relaxed")
+    job = job_for(store, "s1", "the one")
+    store.create(job, Queued(runner_id="r1"))
+    packs = home / "sessions" / "s1" / "repo" / ".git" / "objects" / "pack"
+    newest = max(packs.glob("*.pack"), key=lambda path: path.stat().st_mtime_ns).stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for event, status in ((Started(run_id="run"), JobStatus.RUNNING), (end_of(job), JobStatus.COMPLETED)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(newest * share), before[1]))
+        try:
+            kept = store.apply_later(job.job_id, event, keep=True)
+            with pytest.raises(errors.StoreWriteFailed, match="File too large"):
+                store.create(job_for(store, "s1", "another"), Queued(runner_id="r1"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert kept.result(timeout=60).status is status
+    assert store.get(job.job_id).result_text == "result of the one"
+    assert [t.status for t in store.history(job.job_id)] == ORDER
+    clean(store)
+    store.close()
 
 
 def test_an_end_is_kept_while_the_disk_is_full_and_lands_when_it_is_not(template: Path, tmp_path: Path) -> None:

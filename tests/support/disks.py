@@ -53,9 +53,15 @@ class RecordingDisk(Disk):
         return self._opened(self._do("open", path, lambda: super(RecordingDisk, self).open_update(path, mode)), path)
 
     def write(self, fd: int, data: Buffers) -> int:
-        whole = bytes(data) if isinstance(data, bytes | bytearray | memoryview) else b"".join(bytes(b) for b in data)
+        buffers = [data] if isinstance(data, bytes | bytearray | memoryview) else list(data)
         write = super().write
-        return self._do("write", fd, lambda: write(fd, whole), lambda: write(fd, whole[: len(whole) // 2]))
+
+        def torn() -> object:
+            whole = b"".join(bytes(buffer) for buffer in buffers)
+            write(fd, whole[: len(whole) // 2])
+            return [memoryview(buffer) for buffer in buffers]
+
+        return self._do("write", fd, lambda: write(fd, buffers), torn)
 
     def truncate(self, fd: int, length: int) -> None:
         self._do("truncate", fd, lambda: super(RecordingDisk, self).truncate(fd, length))
@@ -85,19 +91,23 @@ class RecordingDisk(Disk):
 class FaultyDisk(RecordingDisk):
     """From `arm` on, the k-th effect fails: once, or it and every later one.
 
-    A write that fails has written half of its bytes. With `late`, the effect happens and the error
-    is reported all the same, as a disk does that loses its power after the write.
+    A write that fails has written half of its bytes, and its error still looks at the buffers, as the frames of a
+    failed call do. With `late`, the effect happens and the error is reported all the same, as a disk does that loses
+    its power after the write.
     """
 
     def __init__(self, *, durable: bool = False) -> None:
         super().__init__(durable=durable)
         self._left = 0
-        self._errno = errno.EIO
+        self._error: int | type[Exception] = errno.EIO
         self._for_good = self._late = False
         self.failed: list[Effect] = []
 
-    def arm(self, k: int, code: int = errno.EIO, *, for_good: bool = False, late: bool = False) -> None:
-        self._left, self._errno, self._for_good, self._late = k, code, for_good, late
+    def arm(
+        self, k: int, error: int | type[Exception] = errno.EIO, *, for_good: bool = False, late: bool = False
+    ) -> None:
+        """`error` is an errno, or what is raised instead of an OSError."""
+        self._left, self._error, self._for_good, self._late = k, error, for_good, late
         self.failed = []
 
     def disarm(self) -> None:
@@ -119,9 +129,11 @@ class FaultyDisk(RecordingDisk):
                 done = act()
                 if isinstance(done, int) and name in ("create", "open"):
                     os.close(done)
-            elif torn is not None:
-                torn()
-            raise OSError(self._errno, os.strerror(self._errno))
+            code = self._error
+            error = OSError(code, os.strerror(code)) if isinstance(code, int) else code()
+            if torn is not None and not self._late:
+                vars(error)["looked_at"] = torn()
+            raise error
 
         return super()._do(name, target, fail)
 

@@ -19,6 +19,8 @@ from openjobs.clock import Clock, SystemClock
 from openjobs.facts import Fact, FactLog, MemoryFactLog
 from openjobs.ids import new_id
 from openjobs.jobs import UNFINISHED, Event, Job, JobStatus, transition
+from openjobs.store.damage import OnDamage
+from openjobs.store.index import Entry
 from openjobs.store.presence import MemoryActive, MemoryLeases
 
 
@@ -120,6 +122,8 @@ class ThinStore:
             raise errors.UnknownJob
         return self.rows[job_id]
 
+    row = outcome = get
+
     def has_session(self, session_id: str) -> bool:
         return True
 
@@ -129,11 +133,25 @@ class ThinStore:
     def asked(self, session_id: str) -> str:
         return ""
 
-    def unfinished(self, session_id: str) -> list[Job]:
+    def unfinished(self, session_id: str, on_damage: OnDamage | None = None) -> list[Job]:
         return [job for job in list(self.rows.values()) if job.status in UNFINISHED]
 
-    def children(self, job_id: str) -> list[str]:
-        return [job.job_id for job in list(self.rows.values()) if job.parent_job_id == job_id]
+    @property
+    def index(self) -> ThinStore:
+        return self
+
+    def by_parent(self, job_id: str) -> list[Entry]:
+        return [
+            Entry(job_id=job.job_id, session_id=job.parent_session_id)
+            for job in list(self.rows.values())
+            if job.parent_job_id == job_id
+        ]
+
+    def documents(self, session_id: str) -> ThinStore:
+        return self
+
+    def job(self, job_id: str) -> Job | None:
+        return self.rows.get(job_id)
 
     def unsettled(self) -> int:
         return 0

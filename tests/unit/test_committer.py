@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openjobs.clock import SystemClock
-from openjobs.errors import Bug, Closed, Damaged, InvalidInput, SessionBusy, StoreWriteFailed
+from openjobs.errors import Bug, Closed, Damaged, InvalidInput, OutcomeUnknown, SessionBusy, StoreWriteFailed
 from openjobs.repo import Change, RepositoryBusy, View
 from openjobs.repo.memory import MemoryRepository
 from openjobs.store import committer as committer_module
@@ -29,6 +29,11 @@ class Told(MemoryRepository):
         self.faults: deque[Exception] = deque()
         self.step_faults: deque[Exception] = deque()
         self.closed = 0
+        self.republished = 0
+
+    def republish(self) -> None:
+        self.republished += 1
+        super().republish()
 
     def transact(self, *args: Any, **more: Any) -> Any:
         if self.faults:
@@ -206,12 +211,39 @@ def test_a_fault_of_ours_is_told_and_ends_nothing_else(
     sessions.told.faults.append(KeyError("what"))
     first = event("first")
     committer.add("s", [first])
-    with pytest.raises(KeyError):
+    with pytest.raises(OutcomeUnknown, match=r"KeyError.*retry with the same id") as caught:
         first.future.result(BOUND_S)
+    assert isinstance(caught.value.__cause__, KeyError)
     assert "failed in a way that should not be" in caplog.text
     second = event("second")
     committer.add("s", [second])
     assert second.future.result(BOUND_S) == "done"
+
+
+def test_what_has_happened_already_outlasts_a_fault_of_ours(committer: Committer, sessions: Sessions) -> None:
+    """It is tried again, as where a disk is full, behind a publication of what may have been written."""
+    sessions.told.faults.extend([MemoryError()] * 3)
+    ended = event("ended", keep=True)
+    committer.add("s", [ended])
+    assert ended.future.result(BOUND_S) == "done"
+    assert subjects(sessions) == ["ended"]
+    assert sessions.told.republished >= 1
+
+
+def test_an_event_that_is_itself_the_fault_stops_no_other_for_long(committer: Committer, sessions: Sessions) -> None:
+    """Even one that must not fail has an outcome in the end, and its session goes on."""
+
+    def wrong(view: View) -> Change:
+        raise TypeError("nobody thought of that")
+
+    bad = Operation(decide=wrong, result=lambda: "never", keep=True)
+    committer.add("s", [bad])
+    with pytest.raises(OutcomeUnknown, match="nobody thought of that"):
+        bad.future.result(BOUND_S)
+    later = event("later")
+    committer.add("s", [later])
+    assert later.future.result(BOUND_S) == "done"
+    assert subjects(sessions) == ["later"]
 
 
 def test_what_ends_the_thread_is_told_to_who_waits(committer: Committer, monkeypatch: pytest.MonkeyPatch) -> None:

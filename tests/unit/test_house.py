@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import openjobs
+from openjobs.server.backend import Surroundings
 
 PACKAGE = Path(openjobs.__path__[0])
 
@@ -91,3 +92,21 @@ def test_every_room_is_drawn() -> None:
     drawing = (PACKAGE.parent / "docs" / "architecture.md").read_text()
     for room in {room_of(path) for path in modules()} - {"__init__", "__main__", "_version"}:
         assert room in drawing, f"docs/architecture.md does not name {room}"
+
+
+def test_no_signature_holds_the_environment() -> None:
+    """`help` and `inspect.signature` show defaults, and an environment has secrets in it."""
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                defaults = [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]
+                shown = [ast.unparse(default) for default in defaults]
+                assert not [text for text in shown if "environ" in text], f"{path}:{node.lineno}"
+
+
+def test_nothing_shows_the_environment_that_it_holds() -> None:
+    """What is logged or printed while debugging is `repr`."""
+    env = {"TOKEN": "secret"}
+    request = openjobs.SpawnRequest(prompt="x", parent_session_id="s", env=env)
+    assert "secret" not in repr(request)
+    assert "secret" not in repr(Surroundings(environ=env))

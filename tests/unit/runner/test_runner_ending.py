@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -124,6 +125,95 @@ def test_usage_is_kept(runner: JobRunner, ask: Ask) -> None:
     usage = {"input_tokens": 12, "cost": 0.5}
     assert run(runner, ask(), lambda request: TurnResult(usage=usage)).usage == usage
     assert run(runner, ask(), lambda request: TurnResult(error="x", usage=usage)).usage == usage
+
+
+class Unreadable(Mapping[str, Any]):
+    """A mapping that fails when it is read."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("no keys")
+
+    def __len__(self) -> int:
+        return 1
+
+
+def nested(levels: int) -> Any:
+    """One that JSON's writer takes as it is, and not as a part of a row."""
+    made: Any = 1
+    for _ in range(levels):
+        made = [made]
+    return made
+
+
+UNSTORABLE = {
+    "depth": {"x": nested(252)},
+    "number": {"tokens": 2**64},
+    "key": {3: "a key that is no text"},
+    "object": {"x": object()},
+    "text": {"x": "\ud800"},
+    "name": {"\ud800": 1},
+    "list": ["tokens", 3],
+    "mapping": Unreadable(),
+}
+
+
+@pytest.mark.parametrize(
+    "usage", UNSTORABLE, ids=["depth", "number", "key", "object", "text", "name", "list", "mapping"]
+)
+def test_a_usage_that_cannot_be_written_costs_no_answer(
+    runner: JobRunner, store: MockTaskStore, ask: Ask, usage: Any
+) -> None:
+    """As with a head that is not there: the job errs, says why, and keeps the answer and the error of its own."""
+    ended = run(runner, ask(), lambda request: TurnResult(final_text="the answer", usage=usage))
+    assert (ended.status.value, ended.result_text, ended.usage) == ("errored", "the answer", None)
+    assert ended.error.startswith("TypeError: TurnResult.usage ")
+    ended = run(runner, ask("2"), lambda request: TurnResult(final_text="half", error="it says no", usage=usage))
+    assert (ended.status.value, ended.result_text) == ("errored", "half")
+    assert ended.error.startswith("it says no; TypeError: TurnResult.usage ")
+    assert store.fsck("s1").clean
+
+
+@pytest.mark.parametrize("wrong", [{"head_id": 7}, {"error": ValueError("x")}, {"head_id": 7, "usage": {"x": 2**64}}])
+def test_no_field_of_a_wrong_type_costs_the_answer(runner: JobRunner, ask: Ask, wrong: dict[str, Any]) -> None:
+    ended = run(runner, ask(), lambda request: TurnResult(final_text="the answer", **wrong))
+    assert (ended.status.value, ended.result_text) == ("errored", "the answer")
+
+
+def test_what_can_be_kept_beside_a_field_that_cannot_is_kept(runner: JobRunner, store: MockTaskStore, ask: Ask) -> None:
+    """The message where the turn landed, and its usage."""
+
+    def landed(request: TurnRequest) -> TurnResult:
+        node = store.session("s1").append("assistant", "mine", parent=request.user_msg_id)
+        return TurnResult(final_text="mine", head_id=node.id, usage={"x": 2**64})
+
+    ended = run(runner, ask(), landed)
+    assert store.session("s1").node(ended.head_id).content == "mine"
+    wrong: Any = 7
+    assert run(runner, ask("2"), lambda request: TurnResult(head_id=wrong, usage={"x": 1})).usage == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    "usage", UNSTORABLE, ids=["depth", "number", "key", "object", "text", "name", "list", "mapping"]
+)
+def test_a_usage_that_cannot_be_written_changes_no_cancelled_job(
+    runner: JobRunner, turns: Turns, ask: Ask, usage: Any
+) -> None:
+    """What a cancelled turn reports besides is left out: it was cancelled all the same."""
+
+    def stopped(request: TurnRequest) -> TurnResult:
+        error = errors.CancelledError()
+        error.usage = usage  # type: ignore[attr-defined]
+        raise error
+
+    turns["work"].outcome = stopped
+    job = runner.submit(ask())
+    turns["work"].until_started()
+    runner.cancel(job.job_id, reason="enough")
+    ended = runner.await_job(job.job_id)
+    assert (ended.status.value, ended.cancel_reason, ended.usage) == ("cancelled", "enough", None)
 
 
 # --- partial output -----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,7 @@ def test_many_submits_of_one_id_at_once_make_one_job(make_runner: MakeRunner, tu
         ({"metadata": {"big": "x" * 2000}}, errors.InvalidInput),
         ({"metadata": {"odd": object()}}, errors.InvalidInput),
         ({"metadata": [1]}, errors.InvalidInput),
+        ({"metadata": {"deep": reduce(lambda inner, _: [inner], range(252), [])}}, errors.InvalidInput),
         ({"env": {"A": 1}}, errors.InvalidInput),
         ({"job_id": "7"}, errors.InvalidInput),
         ({"origin_tool_call_id": ""}, errors.InvalidInput),
