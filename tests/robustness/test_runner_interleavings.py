@@ -189,7 +189,7 @@ class Scene:
             assert (JobStatus.RUNNING in walked) == (job_id in self.ran), walked
             if job.status is JobStatus.CANCELLED and job_id in self.ran and self.alone:
                 # A request of another process may come between its last look and its end.
-                assert self.ran[job_id]._set, "a cancelled job ran and its event was not set"
+                assert self.ran[job_id].is_set(), "a cancelled job ran and its event was not set"
         for runner in self.runners:
             free = PoolStats(workers=runner.workers, in_use=0, lent=0, stuck=0, withheld=0)
             self.wait_s(100.0, lambda pool=runner._pool, free=free: pool.stats() == free)  # type: ignore[misc]
