@@ -7,6 +7,7 @@ between two of those places nothing interrupts, and at each of them everything m
 from __future__ import annotations
 
 import dis
+import gc
 import opcode
 import sys
 from types import CodeType, FrameType, TracebackType
@@ -41,6 +42,7 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         self.place = None
+        gc.disable()  # what the collector calls belongs to others, and an exception there is only printed
         sys.settrace(self._called)
         return self
 
@@ -48,6 +50,7 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         sys.settrace(None)
+        gc.enable()
         self._before.clear()
         return isinstance(error, KeyboardInterrupt)
 
