@@ -87,6 +87,8 @@ class Simulation:
         self._me = threading.local()
         self._running: _Actor | None = None
         self._in_a_row = 0
+        #: while somebody looks whether what a thread waits for is so
+        self._looking = False
         self._over = threading.Event()
         self._patch: pytest.MonkeyPatch | None = None
         self.clock = _Clock(self)
@@ -142,13 +144,13 @@ class Simulation:
             return ready is None or ready()
         if self.failed is not None:
             raise Abandoned
-        if me is not self._running:
+        if me is not self._running or self._looking:
             raise AssertionError(f"{me.name} runs out of turn at {what}")
         me.ready = ready
         me.deadline = math.inf if timeout_s is None else self.seconds + max(0.0, timeout_s)
         self._note(me, what)
         self._hand_on(me)
-        held = ready is None or ready()
+        held = self._holds(ready)
         me.ready, me.deadline = None, math.inf
         return held
 
@@ -184,7 +186,7 @@ class Simulation:
         return next((what for name, what in reversed(self.last) if name == actor.name), "its beginning")
 
     def _pick(self, me: _Actor) -> _Actor | None:
-        able = [each for each in self._actors if each.ready is None or each.ready()]
+        able = [each for each in self._actors if self._holds(each.ready)]
         timed = [each for each in self._actors if each.deadline < math.inf and each not in able]
         if timed and (not able or self.dice.random() < self.haste):
             first = min(timed, key=lambda each: each.deadline)
@@ -202,6 +204,16 @@ class Simulation:
                 me.strength = self.dice.random()
             return max(able, key=lambda each: each.strength)
         return self.dice.choice(able)
+
+    def _holds(self, ready: Callable[[], bool] | None) -> bool:
+        """Looked at whole: another thread that went on meanwhile would be picked by a look that is over."""
+        if ready is None:
+            return True
+        self._looking = True
+        try:
+            return ready()
+        finally:
+            self._looking = False
 
     def _abandon(self, error: BaseException) -> None:
         if self.failed is None:
@@ -248,7 +260,7 @@ class Simulation:
         return self._trace_lines if self._fine_in in path and not path.endswith("/closing.py") else None
 
     def _trace_lines(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event == "line" and self.failed is None and self.dice.random() < self._fine:
+        if event == "line" and self.failed is None and not self._looking and self.dice.random() < self._fine:
             self.step(f"line {frame.f_lineno}")
         return self._trace_lines
 
