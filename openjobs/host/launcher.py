@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import queue
 import signal
@@ -52,6 +53,8 @@ _GRACE_S = 1.0
 _UNWIND_S = 0.5
 #: how long a second signal waits for the end of what the first one has to see to (`Launcher.owing`)
 _OWED_S = 1.0
+#: how often a wait without a bound looks whether a signal came
+_SLICE_S = 0.5
 #: an event for the watchdog, beside signal numbers and None (the handlers are gone)
 _CLOSING = 0
 
@@ -246,12 +249,15 @@ class Launcher:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the end is asked for (True) or the time is up (False); signals raise out of it."""
-        if self.stopping.is_set():
-            return True
-        try:
-            self._asked.get(timeout=timeout_s)
-        except queue.Empty:
-            return self.stopping.is_set()
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self.stopping.is_set():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            # In slices: a signal that comes in the instant before a wait is seen only when that wait is over.
+            with contextlib.suppress(queue.Empty):
+                self._asked.get(timeout=min(left, _SLICE_S))
+                return True
         return True
 
     def close(self) -> None:

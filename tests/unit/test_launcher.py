@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable
 
@@ -204,3 +205,21 @@ class TestWaiting:
     def test_a_wait_can_time_out(self) -> None:
         with launcher() as owner:
             assert not owner.wait(0.001)
+
+    def test_a_wait_without_a_bound_is_many_short_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """1. The main thread is about to wait, 2. a signal comes, 3. it waits: what Python does on a signal it does when
+        that wait is over."""
+        waited: list[float] = []
+
+        class Asked:
+            def get(self, timeout: float) -> str:
+                waited.append(timeout)
+                if len(waited) < 3:
+                    raise queue.Empty
+                raise KeyboardInterrupt
+
+        with launcher() as owner:
+            monkeypatch.setattr(owner, "_asked", Asked())
+            with pytest.raises(KeyboardInterrupt):
+                owner.wait()
+        assert all(0 < seconds <= 1 for seconds in waited)
