@@ -207,7 +207,7 @@ class TestWaiting:
             assert not owner.wait(0.001)
 
     def test_a_wait_without_a_bound_is_many_short_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """1. The main thread is about to wait, 2. a signal comes, 3. it waits: what Python does on a signal it does when
+        """1. The main thread is about to wait, 2. a signal comes, 3. it waits: what Python does on it, it does when
         that wait is over."""
         waited: list[float] = []
 
